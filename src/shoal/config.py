@@ -1,0 +1,103 @@
+"""All options: defined once, resolved once, frozen.
+
+``EngineConfig`` holds what a user may set. ``None`` and ``"auto"`` mean "decide for me"; whoever decides records the
+reason, which ``shoal info`` prints. Nothing outside this module and the CLI reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ConfigError
+
+PRECISIONS = ("auto", "f32", "bf16", "native")
+KV_DTYPES = ("auto", "bf16", "f32")
+ISAS = ("auto", "avx512", "avx2", "portable")
+POLICIES = ("fcfs", "priority", "deadline", "static")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything about one engine.
+
+    precision: "native" computes on the file's own 4- and 8-bit blocks with 8-bit activations in groups of 32;
+        "bf16" and "f32" expand the weights; "auto" is native for quantized files, bf16 for 16-bit files, f32 for float32 files.
+    kv_dtype: "auto" is f32 for precision f32, else bf16.
+    isa: instruction set of the native kernels; "auto" takes the best this CPU has.
+    threads: None is one per available core.
+    block_size: tokens per KV block, a multiple of 16.
+    kv_tokens: size of the KV cache in tokens; None derives it from free memory.
+    context_length: longest sequence; None is the model's own.
+    max_num_seqs: most sequences running at once.
+    token_budget: most rows per step, shared by decodes and prefill chunks.
+    policy: order of waiting and choice of victims.
+    max_waiting: most waiting requests before submit is refused.
+    prefix_caching: reuse KV blocks of equal prefixes.
+    """
+
+    precision: str = "auto"
+    kv_dtype: str = "auto"
+    isa: str = "auto"
+    threads: int | None = None
+    block_size: int = 16
+    kv_tokens: int | None = None
+    context_length: int | None = None
+    max_num_seqs: int = 64
+    token_budget: int = 512
+    policy: str = "fcfs"
+    max_waiting: int = 1024
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _choice("precision", self.precision, PRECISIONS)
+        _choice("kv_dtype", self.kv_dtype, KV_DTYPES)
+        _choice("isa", self.isa, ISAS)
+        _choice("policy", self.policy, POLICIES)
+        _integer("threads", self.threads, low=1, high=1024, optional=True)
+        _integer("block_size", self.block_size, low=16, high=512)
+        if self.block_size % 16:
+            raise ConfigError("block_size", f"must be a multiple of 16, got {self.block_size}")
+        _integer("kv_tokens", self.kv_tokens, low=16, high=2**31 - 1, optional=True)
+        _integer("context_length", self.context_length, low=2, high=2**31 - 1, optional=True)
+        _integer("max_num_seqs", self.max_num_seqs, low=1, high=4096)
+        _integer("token_budget", self.token_budget, low=1, high=65536)
+        _integer("max_waiting", self.max_waiting, low=1, high=10_000_000)
+        if not isinstance(self.prefix_caching, bool):
+            raise ConfigError("prefix_caching", f"must be true or false, got {self.prefix_caching!r}")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """Build from option names; an unknown one is an error that lists the known ones."""
+        known = {item.name for item in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise ConfigError(str(name), f"unknown option; known are {', '.join(sorted(known))}")
+        return cls(**values)
+
+
+def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """Where models live: $SHOAL_CACHE, else $XDG_CACHE_HOME/shoal, else ~/.cache/shoal."""
+    env = os.environ if environment is None else environment
+    if env.get("SHOAL_CACHE"):
+        return Path(env["SHOAL_CACHE"])
+    if env.get("XDG_CACHE_HOME"):
+        return Path(env["XDG_CACHE_HOME"]) / "shoal"
+    return Path.home() / ".cache" / "shoal"
+
+
+def _choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(field, f"must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _integer(field: str, value: object, *, low: int, high: int, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(field, f"must be an integer, got {value!r}")
+    if not low <= value <= high:
+        raise ConfigError(field, f"must be in [{low}, {high}], got {value}")

@@ -1,0 +1,47 @@
+"""A request as the scheduler sees it: everything resolved, nothing left to look up.
+
+The engine resolves a user's ``SamplingParams`` against the model (context length, end-of-sequence ids, a drawn seed)
+into a ``Request``; from here on nothing changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shoal.core.params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"  # end of sequence, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the context's end
+    ABORT = "abort"  # the caller went away
+    ERROR = "error"  # this request failed inside a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt and what to do with it.
+
+    request_id: unique among live requests.
+    prompt_ids: at least one token id.
+    params: as the user gave them.
+    max_tokens: resolved limit on generated tokens, >= 1 (0 never reaches the scheduler); prompt + max_tokens fits the context.
+    stop_ids: tokens that end a completion: end-of-sequence (unless ignored) and ``params.stop_token_ids``.
+    seed: resolved 64-bit seed; completion ``index`` of ``n`` uses its own stream, derived from (seed, index).
+    priority: higher is served first under the priority policy.
+    deadline: absolute time on the engine's clock by which the request wants to be done, or None (deadline policy).
+    cache_salt: requests share cached prefixes only within equal salts; None is the common salt.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int
+    stop_ids: frozenset[int]
+    seed: int
+    priority: int = 0
+    deadline: float | None = None
+    cache_salt: str | None = None
