@@ -1,0 +1,284 @@
+"""A backend without a model: fake tokens at once, real rules. For tests of whatever stands above the backend.
+
+Tokens are a pure function of the seeds, the position and the token before, so a completion is the same alone, in any
+batch, in any chunks and after preemption, as it is with a real model.
+
+The backend also distrusts its caller. Instead of keys and values each cache slot holds a fingerprint of all tokens up
+to and including its own. Before an entry runs, every slot it would attend to must hold the fingerprint of that
+sequence's own past; so a block freed too early, shared wrongly, published before it was computed, or found by a prefix
+that is not the same, is an exception in the very step that would have computed nonsense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.core.plan import CacheShape, EntryResult, StepEntry, StepPlan, StepResult, TokenLogprobs
+from shoal.errors import EngineClosedError, KernelError
+
+_MASK = (1 << 64) - 1
+_EMPTY = 0
+_FAKE_LOGPROB_STEP = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something to go wrong, on purpose, whenever a step holds a request's entry.
+
+    request_id: whose entry sets it off.
+    kind: "error" gives the entry an error result; "raise" raises when the entry's turn comes, after the entries
+        before it were computed; "raise_step" raises before anything was computed.
+    after: only once so many tokens have been generated for the entry's completion.
+    times: how often it happens; None is always.
+    """
+
+    request_id: str
+    kind: Literal["error", "raise", "raise_step"]
+    after: int = 0
+    times: int | None = None
+    message: str = "scripted fault"
+
+
+class ScriptedFaultError(RuntimeError):
+    """Raised by a ``Fault``; deliberately not a ``ShoalError``, as it stands for a bug."""
+
+
+@dataclass(slots=True)
+class _Past:
+    """What is known of one sequence: its tokens so far and the fingerprint after each."""
+
+    root: int
+    tokens: list[int]
+    prints: list[int] = field(default_factory=list)
+
+
+class NullBackend:
+    """Implements ``Backend`` without computing.
+
+    seed: another seed, other texts.
+    choose: gives the next token of an entry in place of the built-in choice (to script a text).
+    avoid: tokens that the built-in choice never takes (say, the end of sequence).
+    faults: see ``Fault``.
+    duration: seconds that a step is to take, passed to ``sleep``.
+    """
+
+    def __init__(
+        self,
+        cache_shape: CacheShape,
+        vocab_size: int,
+        context_length: int,
+        *,
+        seed: int = 0,
+        choose: Callable[[StepEntry], int] | None = None,
+        avoid: frozenset[int] = frozenset(),
+        faults: tuple[Fault, ...] = (),
+        duration: Callable[[StepPlan], float] | None = None,
+        sleep: Callable[[float], None] | None = None,
+    ) -> None:
+        if (duration is None) != (sleep is None):
+            raise KernelError("NullBackend: give duration and sleep together, or neither")
+        if len(avoid) >= vocab_size:
+            raise KernelError(f"NullBackend: avoid leaves none of the {vocab_size} tokens")
+        self._cache_shape = cache_shape
+        self._vocab_size = vocab_size
+        self._context_length = context_length
+        self._seed = seed
+        self._choose = choose
+        self._avoid = avoid
+        self._faults = faults
+        self._fired = [0] * len(faults)
+        self._duration = duration
+        self._sleep = sleep
+        self._slots: NDArray[np.uint64] = np.full(cache_shape.num_tokens, _EMPTY, dtype=np.uint64)
+        self._past: dict[int, _Past] = {}
+        self._closed = False
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        """The shape given."""
+        return self._cache_shape
+
+    @property
+    def vocab_size(self) -> int:
+        """The size given."""
+        return self._vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """The length given."""
+        return self._context_length
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Check the plan, then give each sampling entry its token."""
+        if self._closed:
+            raise EngineClosedError("the null backend was closed")
+        for entry in plan.entries:
+            if (message := self._fires(entry, "raise_step")) is not None:
+                raise ScriptedFaultError(f"request {entry.request.request_id}: {message}")
+        self._check_plan(plan)
+        if self._duration is not None and self._sleep is not None:
+            self._sleep(self._duration(plan))
+        return StepResult(tuple(self._run(entry) for entry in plan.entries))
+
+    def forget(self, seq_id: int) -> None:
+        """Drop the sequence's past; unknown ids are ignored."""
+        self._past.pop(seq_id, None)
+
+    def close(self) -> None:
+        """Refuse further steps."""
+        self._closed = True
+        self._past.clear()
+
+    def _run(self, entry: StepEntry) -> EntryResult:
+        if (message := self._fires(entry, "raise")) is not None:
+            raise ScriptedFaultError(f"request {entry.request.request_id}: {message}")
+        if (message := self._fires(entry, "error")) is not None:
+            return EntryResult(error=message)
+        past = self._check_past(entry)
+        self._compute(entry, past)
+        if not entry.samples:
+            return EntryResult()
+        token = self._next_token(entry)
+        end = entry.start + len(entry.token_ids)
+        del past.tokens[end:]  # a step run again gives its token again
+        past.tokens.append(token)
+        wanted = entry.request.params.logprobs
+        return EntryResult((token,), () if wanted is None else (self._logprobs(token, wanted),))
+
+    def _fires(self, entry: StepEntry, kind: str) -> str | None:
+        for number, fault in enumerate(self._faults):
+            if (
+                (fault.request_id, fault.kind) == (entry.request.request_id, kind)
+                and entry.num_generated >= fault.after
+                and (fault.times is None or self._fired[number] < fault.times)
+            ):
+                self._fired[number] += 1
+                return fault.message
+        return None
+
+    # What the caller must get right.
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        if plan.num_rows != sum(len(entry.token_ids) for entry in plan.entries):
+            raise KernelError(f"step {plan.step_id}: num_rows {plan.num_rows} is not the sum of its entries' rows")
+        seen: set[int] = set()
+        readers: dict[int, int] = {}
+        for entry in plan.entries:
+            if entry.seq_id in seen:
+                raise _wrong(entry, "stands twice in one plan")
+            seen.add(entry.seq_id)
+            self._check_entry(entry)
+            for block in entry.block_table:
+                readers[block] = readers.get(block, 0) + 1
+        for entry in plan.entries:
+            for block in self._written_blocks(entry):
+                if readers[block] > 1:
+                    raise _wrong(entry, f"writes into block {block}, which another entry of the step holds too")
+
+    def _check_entry(self, entry: StepEntry) -> None:
+        shape, request = self._cache_shape, entry.request
+        end = entry.start + len(entry.token_ids)
+        if not entry.token_ids:
+            raise _wrong(entry, "has no rows")
+        if entry.start < 0 or end > self._context_length:
+            raise _wrong(entry, f"rows [{entry.start}, {end}) leave the context of {self._context_length} tokens")
+        if end > len(entry.block_table) * shape.block_size:
+            raise _wrong(
+                entry,
+                f"rows [{entry.start}, {end}) do not fit {len(entry.block_table)} blocks of {shape.block_size} tokens",
+            )
+        if len(set(entry.block_table)) != len(entry.block_table):
+            raise _wrong(entry, f"holds a block twice: {entry.block_table}")
+        for block in entry.block_table:
+            if not 0 <= block < shape.num_blocks:
+                raise _wrong(entry, f"block {block} is outside the pool of {shape.num_blocks}")
+        for token in entry.token_ids:
+            if not 0 <= token < self._vocab_size:
+                raise _wrong(entry, f"token {token} is outside the vocabulary of {self._vocab_size}")
+        if entry.samples != (end == len(request.prompt_ids) + entry.num_generated):
+            raise _wrong(
+                entry,
+                f"{'samples' if entry.samples else 'does not sample'} after {end} tokens, but has "
+                f"{len(request.prompt_ids)} prompt and {entry.num_generated} generated ones",
+            )
+
+    def _check_past(self, entry: StepEntry) -> _Past:
+        """The sequence's past, after making sure that the rows continue it and that the cache holds it."""
+        past = self._past.get(entry.seq_id)
+        if past is None:
+            root = _mix(1, hash(entry.request.cache_salt) & _MASK)
+            past = self._past[entry.seq_id] = _Past(root, list(entry.request.prompt_ids))
+        end = entry.start + len(entry.token_ids)
+        if end > len(past.tokens):
+            raise _wrong(entry, f"rows end at {end}, but only {len(past.tokens)} tokens are known")
+        for position, token in enumerate(entry.token_ids, entry.start):
+            if token != past.tokens[position]:
+                raise _wrong(entry, f"position {position} is token {past.tokens[position]}, got {token}")
+        for position in range(len(past.prints), end):
+            before = past.prints[-1] if position else past.root
+            past.prints.append(_mix(before, past.tokens[position]))
+        if entry.start:
+            held = self._slots[self._slot_indices(entry, 0, entry.start)]
+            expected = np.array(past.prints[: entry.start], dtype=np.uint64)
+            wrong = np.flatnonzero(held != expected)
+            if len(wrong):
+                position = int(wrong[0])
+                what = "nothing" if held[position] == _EMPTY else "another text's token"
+                raise _wrong(entry, f"position {position} counts as computed, but the cache holds {what} there")
+        return past
+
+    def _compute(self, entry: StepEntry, past: _Past) -> None:
+        end = entry.start + len(entry.token_ids)
+        self._slots[self._slot_indices(entry, entry.start, end)] = past.prints[entry.start : end]
+
+    def _slot_indices(self, entry: StepEntry, start: int, end: int) -> NDArray[np.int64]:
+        size = self._cache_shape.block_size
+        positions = np.arange(start, end)
+        return np.array(entry.block_table, dtype=np.int64)[positions // size] * size + positions % size
+
+    def _written_blocks(self, entry: StepEntry) -> tuple[int, ...]:
+        size = self._cache_shape.block_size
+        end = entry.start + len(entry.token_ids)
+        return entry.block_table[entry.start // size : (end - 1) // size + 1]
+
+    # What it gives back.
+
+    def _next_token(self, entry: StepEntry) -> int:
+        if self._choose is not None:
+            return self._choose(entry)
+        request = entry.request
+        stream = self._seed
+        if not request.params.greedy:
+            stream = _mix(_mix(stream, request.seed & _MASK), entry.index)
+        state = _mix(_mix(stream, entry.start + len(entry.token_ids)), entry.token_ids[-1])
+        early = entry.num_generated < request.params.min_tokens
+        barred = self._avoid | request.stop_ids if early else self._avoid
+        token = state % self._vocab_size
+        for _ in range(self._vocab_size):
+            if token not in barred:
+                return token
+            token = (token + 1) % self._vocab_size
+        raise _wrong(entry, "min_tokens and avoid leave no token to choose")
+
+    def _logprobs(self, token: int, wanted: int) -> TokenLogprobs:
+        """The chosen token first, then its successors, each less likely by half a unit."""
+        alternatives = range(min(wanted, self._vocab_size))
+        top = tuple(((token + rank) % self._vocab_size, -_FAKE_LOGPROB_STEP * (rank + 1)) for rank in alternatives)
+        return TokenLogprobs(-_FAKE_LOGPROB_STEP, top)
+
+
+def _mix(state: int, value: int) -> int:
+    """A new 64-bit state, never 0, from a state and a value (the finalizer of splitmix64, Steele et al. 2014)."""
+    mixed = (state * 0x9E3779B97F4A7C15 + value + 0x632BE59BD9B4E019) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (mixed ^ (mixed >> 31)) or 1
+
+
+def _wrong(entry: StepEntry, message: str) -> KernelError:
+    return KernelError(f"sequence {entry.seq_id} of request {entry.request.request_id}: {message}")

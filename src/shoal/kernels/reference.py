@@ -1,0 +1,240 @@
+"""The operations in NumPy, one eager call each: the specification that other implementations are tested against.
+
+``ReferenceWeights`` owns the dequantized weights and says what precision means; ``ReferenceCache`` owns the paged keys
+and values; ``ReferenceOps`` is made anew for every step from the two and the step's arrays.
+
+Three precisions, all accumulated in float32:
+
+- ``f32``: weights as the file's blocks stand for them, nothing rounded;
+- ``bf16``: weights and inputs of every linear operation rounded to bfloat16;
+- ``native``: weights as the file's blocks stand for them; inputs of every linear operation rounded to 8 bits in groups
+  of 32 (``activation_groups``).
+
+Embeddings, norms, biases, rotation, attention and residuals are float32 in all of them. The cache rounds to bfloat16
+on writing if its type says so, and attention always reads what was stored.
+
+A row's result does not depend on its neighbours. Matrix products see tiles of a fixed number of rows, filled up with
+zeros, because BLAS libraries choose kernels, and with them the order of a sum, by shape; attention works row by row
+over exactly the positions that the row may see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import KernelError
+from shoal.kernels.activation_groups import round_to_groups
+from shoal.kernels.bfloat16 import round_to_bfloat16
+from shoal.kernels.ops import AttentionSpec, RopeSpec, StepInputs, WeightTensor
+
+FloatArray = NDArray[np.float32]
+Dequantize = Callable[[str, NDArray[np.uint8]], FloatArray]
+"""(type name, uint8 [rows, bytes per row]) -> float32 [rows, features]."""
+
+ROW_TILE = 16
+PRECISIONS = ("f32", "bf16", "native")
+KV_DTYPES = ("f32", "bf16")
+
+
+class ReferenceWeights:
+    """Dequantized weights, each made on first use and kept as long as this object lives."""
+
+    def __init__(self, dequantize: Dequantize, precision: str = "f32") -> None:
+        if precision not in PRECISIONS:
+            raise KernelError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+        self.precision = precision
+        self._dequantize = dequantize
+        # Keyed by identity, as a WeightTensor holds an array and so has no hash; the tensor is kept beside the
+        # result so that its id stays taken.
+        self._kept: dict[int, tuple[WeightTensor, FloatArray]] = {}
+
+    def vector(self, weight: WeightTensor) -> FloatArray:
+        """A norm's weight or a bias, [features]."""
+        return self._keep(weight).reshape(-1)
+
+    def matrix(self, weight: WeightTensor) -> FloatArray:
+        """A linear operation's weight in this precision, [out, in]."""
+        return self._keep(weight)
+
+    def rows(self, table: WeightTensor, indices: NDArray[np.int32]) -> FloatArray:
+        """Some rows of an embedding table; the whole table is never expanded for it."""
+        return self._dequantize(table.type_name, table.data[indices])
+
+    def round_input(self, x: FloatArray) -> FloatArray:
+        """What a linear operation in this precision sees of its input."""
+        if self.precision == "bf16":
+            return round_to_bfloat16(x)
+        if self.precision == "native":
+            return round_to_groups(x)
+        return x
+
+    def _keep(self, weight: WeightTensor) -> FloatArray:
+        kept = self._kept.get(id(weight))
+        if kept is None:
+            values = self._dequantize(weight.type_name, weight.data)
+            if values.size != np.prod(weight.shape):
+                raise KernelError(
+                    f"{weight.name}: shape {weight.shape} wants {int(np.prod(weight.shape))} values, "
+                    f"its {weight.type_name} data holds {values.size}"
+                )
+            if self.precision == "bf16" and len(weight.shape) == 2:
+                values = round_to_bfloat16(values)
+            kept = self._kept[id(weight)] = (weight, values)
+        return kept[1]
+
+
+class ReferenceCache:
+    """Keys and values in blocks: two float32 arrays [layers, blocks, block_size, kv_heads, head_dim].
+
+    What was never written is NaN, so that reading it cannot go unnoticed.
+    """
+
+    def __init__(
+        self, *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str = "f32"
+    ) -> None:
+        if dtype not in KV_DTYPES:
+            raise KernelError(f"the cache's type must be one of {', '.join(KV_DTYPES)}, got {dtype!r}")
+        shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
+        self.block_size = block_size
+        self.dtype = dtype
+        self.keys = np.full(shape, np.nan, dtype=np.float32)
+        self.values = np.full(shape, np.nan, dtype=np.float32)
+
+    def write(
+        self, layer: int, table: NDArray[np.int32], positions: NDArray[np.int32], keys: FloatArray, values: FloatArray
+    ) -> None:
+        """Store keys and values [rows, kv_heads, head_dim] of one sequence at ``positions``."""
+        if self.dtype == "bf16":
+            keys, values = round_to_bfloat16(keys), round_to_bfloat16(values)
+        blocks, offsets = table[positions // self.block_size], positions % self.block_size
+        self.keys[layer, blocks, offsets] = keys
+        self.values[layer, blocks, offsets] = values
+
+    def read(self, layer: int, table: NDArray[np.int32], length: int) -> tuple[FloatArray, FloatArray]:
+        """Keys and values [length, kv_heads, head_dim] of one sequence's positions [0, length)."""
+        blocks = table[: -(-length // self.block_size)]
+        shape = (-1, *self.keys.shape[3:])
+        return self.keys[layer, blocks].reshape(shape)[:length], self.values[layer, blocks].reshape(shape)[:length]
+
+
+def rope_cos_sin(rope: RopeSpec, positions: NDArray[np.int32]) -> tuple[FloatArray, FloatArray]:
+    """Cosines and sines [rows, rotary_dim / 2], with the spec's scale in them.
+
+    The angle is a float32 product, as in the models' own training code; its cosine and sine are then correctly rounded.
+    """
+    angles = (positions.astype(np.float32)[:, None] * rope.inverse_frequencies[None, :]).astype(np.float64)
+    return (np.cos(angles) * rope.scale).astype(np.float32), (np.sin(angles) * rope.scale).astype(np.float32)
+
+
+def rotate(heads: FloatArray, rope: RopeSpec, positions: NDArray[np.int32]) -> FloatArray:
+    """Rotate ``heads`` [rows, heads, head_dim] by position; dimensions past ``rotary_dim`` stay as they are."""
+    half = len(rope.inverse_frequencies)
+    cos, sin = (part[:, None, :] for part in rope_cos_sin(rope, positions))
+    if rope.interleaved:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    else:
+        first, second = slice(0, half), slice(half, 2 * half)
+    rotated = heads.copy()
+    rotated[:, :, first] = heads[:, :, first] * cos - heads[:, :, second] * sin
+    rotated[:, :, second] = heads[:, :, second] * cos + heads[:, :, first] * sin
+    return rotated
+
+
+class ReferenceOps:
+    """``Ops`` over arrays: one object per step."""
+
+    def __init__(self, inputs: StepInputs, cache: ReferenceCache, weights: ReferenceWeights) -> None:
+        self._inputs = inputs
+        self._cache = cache
+        self._weights = weights
+
+    def embed(self, table: WeightTensor) -> FloatArray:
+        """Rows of the table for the step's token ids."""
+        return self._weights.rows(table, self._inputs.token_ids)
+
+    def rms_norm(self, x: FloatArray, weight: WeightTensor, eps: float) -> FloatArray:
+        """Divide each row by its root mean square; the mean is taken in float64."""
+        mean_square = np.mean(np.square(x, dtype=np.float64), axis=1, keepdims=True)
+        inverse: FloatArray = (1.0 / np.sqrt(mean_square + eps)).astype(np.float32)
+        return x * inverse * self._weights.vector(weight)
+
+    def linear(
+        self, x: FloatArray, weights: tuple[WeightTensor, ...], biases: tuple[WeightTensor | None, ...] = ()
+    ) -> FloatArray:
+        """One product per weight over the same, once rounded, input."""
+        if biases and len(biases) != len(weights):
+            raise KernelError(f"linear: {len(weights)} weights but {len(biases)} biases; give () or one per weight")
+        x = self._weights.round_input(x)
+        parts = []
+        for weight, bias in zip(weights, biases or (None,) * len(weights), strict=True):
+            part = _matmul(x, self._weights.matrix(weight), weight.name)
+            parts.append(part if bias is None else part + self._weights.vector(bias))
+        return np.concatenate(parts, axis=1)
+
+    def rope_and_cache(self, qkv: FloatArray, layer: int, attention: AttentionSpec, rope: RopeSpec) -> FloatArray:
+        """Rotate q and k, store k and v, give q."""
+        dim, query_width = attention.head_dim, attention.num_heads * attention.head_dim
+        key_width = attention.num_kv_heads * dim
+        positions = self._inputs.positions
+        q, k, v = (
+            part.reshape(len(qkv), -1, dim) for part in np.split(qkv, [query_width, query_width + key_width], axis=1)
+        )
+        q, k = rotate(q, rope, positions), rotate(k, rope, positions)
+        for sequence, rows in self._sequences():
+            self._cache.write(layer, self._inputs.block_tables[sequence], positions[rows], k[rows], v[rows])
+        return q.reshape(len(qkv), query_width)
+
+    def attention(self, q: FloatArray, layer: int, attention: AttentionSpec) -> FloatArray:
+        """Softmax-weighted mean of the values, row by row."""
+        kv_heads, dim = attention.num_kv_heads, attention.head_dim
+        out = np.empty_like(q)
+        for sequence, rows in self._sequences():
+            lengths = self._inputs.positions[rows] + 1
+            keys, values = self._cache.read(layer, self._inputs.block_tables[sequence], int(lengths[-1]))
+            for row, length in zip(range(rows.start, rows.stop), lengths, strict=True):
+                grouped = q[row].reshape(kv_heads, -1, dim)
+                scores = (grouped @ keys[:length].transpose(1, 2, 0)) * np.float32(attention.scale)
+                weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+                weights /= weights.sum(axis=2, keepdims=True)
+                out[row] = (weights @ values[:length].transpose(1, 0, 2)).reshape(-1)
+        return out
+
+    def silu_mul(self, gate_up: FloatArray) -> FloatArray:
+        """silu(gate) * up."""
+        gate, up = np.split(gate_up, 2, axis=1)
+        with np.errstate(over="ignore"):  # exp(-gate) may be infinite: the quotient is then 0, as it should be
+            silu: FloatArray = gate / (np.float32(1.0) + np.exp(-gate)).astype(np.float32)
+        return silu * up
+
+    def add(self, a: FloatArray, b: FloatArray) -> FloatArray:
+        """a + b."""
+        return a + b
+
+    def sample_rows(self, x: FloatArray) -> FloatArray:
+        """Only the rows whose logits are wanted."""
+        return x[self._inputs.sample_rows]
+
+    def lm_head(self, x: FloatArray, weight: WeightTensor) -> FloatArray:
+        """Logits: a linear operation like the others."""
+        return self.linear(x, (weight,))
+
+    def _sequences(self) -> list[tuple[int, slice]]:
+        starts = self._inputs.row_starts.tolist()
+        return [(index, slice(*bounds)) for index, bounds in enumerate(pairwise(starts))]
+
+
+def _matmul(x: FloatArray, weight: FloatArray, name: str) -> FloatArray:
+    """x @ weight.T, in products of always ROW_TILE rows."""
+    if x.shape[1] != weight.shape[1]:
+        raise KernelError(f"{name}: takes {weight.shape[1]} features, got {x.shape[1]}")
+    out = np.empty((len(x), len(weight)), dtype=np.float32)
+    for start in range(0, len(x), ROW_TILE):
+        tile = np.zeros((ROW_TILE, x.shape[1]), dtype=np.float32)
+        rows = x[start : start + ROW_TILE]
+        tile[: len(rows)] = rows
+        out[start : start + ROW_TILE] = (tile @ weight.T)[: len(rows)]
+    return out
