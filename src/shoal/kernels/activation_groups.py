@@ -21,8 +21,10 @@ def quantize_groups(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[n
     becomes zeros with a NaN scale, so that the fault stays visible in the product. The last group may be short.
     """
     rows, width = x.shape
-    padding = -width % GROUP_SIZE
-    groups = np.pad(x.astype(np.float32, copy=False), ((0, 0), (0, padding))).reshape(rows, -1, GROUP_SIZE)
+    count = -(-width // GROUP_SIZE)
+    groups = np.zeros((rows, count * GROUP_SIZE), dtype=np.float32)
+    groups[:, :width] = x
+    groups = groups.reshape(rows, count, GROUP_SIZE)
     absmax = np.max(np.abs(groups), axis=2, initial=0.0)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         inverse = (_LEVELS / absmax).astype(np.float32)
@@ -31,7 +33,7 @@ def quantize_groups(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[n
     scales[~np.isfinite(absmax)] = np.nan
     finite_groups = np.where(usable[:, :, None], groups, np.float32(0.0))
     levels = np.rint(finite_groups * np.where(usable, inverse, np.float32(0.0))[:, :, None])
-    return levels.astype(np.int8).reshape(rows, -1)[:, :width], scales
+    return levels.astype(np.int8).reshape(rows, count * GROUP_SIZE)[:, :width], scales
 
 
 def dequantize_groups(levels: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -205,10 +205,11 @@ class ReferenceOps:
 
     def silu_mul(self, gate_up: FloatArray) -> FloatArray:
         """silu(gate) * up."""
-        gate, up = np.split(gate_up, 2, axis=1)
+        half = gate_up.shape[1] // 2
+        gate, up = gate_up[:, :half], gate_up[:, half:]
         with np.errstate(over="ignore"):  # exp(-gate) may be infinite: the quotient is then 0, as it should be
-            silu: FloatArray = gate / (np.float32(1.0) + np.exp(-gate)).astype(np.float32)
-        return silu * up
+            falling: FloatArray = np.exp(-gate)
+            return gate / (falling + np.float32(1.0)) * up
 
     def add(self, a: FloatArray, b: FloatArray) -> FloatArray:
         """a + b."""
