@@ -7,11 +7,12 @@ Three precisions, all accumulated in float32:
 
 - ``f32``: weights as the file's blocks stand for them, nothing rounded;
 - ``bf16``: weights and inputs of every linear operation rounded to bfloat16;
-- ``native``: weights as the file's blocks stand for them; inputs of every linear operation rounded to 8 bits in groups
-  of 32 (``activation_groups``).
+- ``native``: weights as the file's blocks stand for them. A quantized weight sees its input rounded to 8 bits in
+  groups of 32 (``activation_groups``), a BF16 weight sees it rounded to bfloat16, any other sees it as it is.
 
-Embeddings, norms, biases, rotation, attention and residuals are float32 in all of them. The cache rounds to bfloat16
-on writing if its type says so, and attention always reads what was stored.
+Embeddings, norms, biases, rotation and residuals are float32 in all of them. Attention follows the cache's type, not
+the precision: it always reads what was stored, and with a bfloat16 cache both its products have bfloat16 inputs, so
+the query and the softmax weights are rounded too (before the division; the divisor is the sum of the rounded weights).
 
 A row's result does not depend on its neighbours. Matrix products see tiles of a fixed number of rows, filled up with
 zeros, because BLAS libraries choose kernels, and with them the order of a sum, by shape; attention works row by row
@@ -38,6 +39,7 @@ Dequantize = Callable[[str, NDArray[np.uint8]], FloatArray]
 ROW_TILE = 16
 PRECISIONS = ("f32", "bf16", "native")
 KV_DTYPES = ("f32", "bf16")
+UNQUANTIZED = ("F32", "F16", "BF16")
 
 
 class ReferenceWeights:
@@ -64,11 +66,11 @@ class ReferenceWeights:
         """Some rows of an embedding table; the whole table is never expanded for it."""
         return self._dequantize(table.type_name, table.data[indices])
 
-    def round_input(self, x: FloatArray) -> FloatArray:
-        """What a linear operation in this precision sees of its input."""
-        if self.precision == "bf16":
+    def seen_by(self, weight: WeightTensor, x: FloatArray) -> FloatArray:
+        """What a linear operation with this weight sees of its input in this precision."""
+        if self.precision == "bf16" or (self.precision == "native" and weight.type_name == "BF16"):
             return round_to_bfloat16(x)
-        if self.precision == "native":
+        if self.precision == "native" and weight.type_name not in UNQUANTIZED:
             return round_to_groups(x)
         return x
 
@@ -104,15 +106,17 @@ class ReferenceCache:
         self.keys = np.full(shape, np.nan, dtype=np.float32)
         self.values = np.full(shape, np.nan, dtype=np.float32)
 
+    def rounded(self, x: FloatArray) -> FloatArray:
+        """``x`` as this cache's type can hold it."""
+        return round_to_bfloat16(x) if self.dtype == "bf16" else x
+
     def write(
         self, layer: int, table: NDArray[np.int32], positions: NDArray[np.int32], keys: FloatArray, values: FloatArray
     ) -> None:
         """Store keys and values [rows, kv_heads, head_dim] of one sequence at ``positions``."""
-        if self.dtype == "bf16":
-            keys, values = round_to_bfloat16(keys), round_to_bfloat16(values)
         blocks, offsets = table[positions // self.block_size], positions % self.block_size
-        self.keys[layer, blocks, offsets] = keys
-        self.values[layer, blocks, offsets] = values
+        self.keys[layer, blocks, offsets] = self.rounded(keys)
+        self.values[layer, blocks, offsets] = self.rounded(values)
 
     def read(self, layer: int, table: NDArray[np.int32], length: int) -> tuple[FloatArray, FloatArray]:
         """Keys and values [length, kv_heads, head_dim] of one sequence's positions [0, length)."""
@@ -154,7 +158,11 @@ class ReferenceOps:
 
     def embed(self, table: WeightTensor) -> FloatArray:
         """Rows of the table for the step's token ids."""
-        return self._weights.rows(table, self._inputs.token_ids)
+        token_ids = self._inputs.token_ids
+        outside = (token_ids < 0) | (token_ids >= table.shape[0])
+        if outside.any():
+            raise KernelError(f"{table.name}: has {table.shape[0]} rows, got token {token_ids[outside][0]}")
+        return self._weights.rows(table, token_ids)
 
     def rms_norm(self, x: FloatArray, weight: WeightTensor, eps: float) -> FloatArray:
         """Divide each row by its root mean square; the mean is taken in float64."""
@@ -165,13 +173,12 @@ class ReferenceOps:
     def linear(
         self, x: FloatArray, weights: tuple[WeightTensor, ...], biases: tuple[WeightTensor | None, ...] = ()
     ) -> FloatArray:
-        """One product per weight over the same, once rounded, input."""
+        """One product per weight, side by side."""
         if biases and len(biases) != len(weights):
             raise KernelError(f"linear: {len(weights)} weights but {len(biases)} biases; give () or one per weight")
-        x = self._weights.round_input(x)
         parts = []
         for weight, bias in zip(weights, biases or (None,) * len(weights), strict=True):
-            part = _matmul(x, self._weights.matrix(weight), weight.name)
+            part = _matmul(self._weights.seen_by(weight, x), self._weights.matrix(weight), weight.name)
             parts.append(part if bias is None else part + self._weights.vector(bias))
         return np.concatenate(parts, axis=1)
 
@@ -191,16 +198,17 @@ class ReferenceOps:
     def attention(self, q: FloatArray, layer: int, attention: AttentionSpec) -> FloatArray:
         """Softmax-weighted mean of the values, row by row."""
         kv_heads, dim = attention.num_kv_heads, attention.head_dim
-        out = np.empty_like(q)
+        rounded = self._cache.rounded
+        out, q = np.empty_like(q), rounded(q)
         for sequence, rows in self._sequences():
             lengths = self._inputs.positions[rows] + 1
             keys, values = self._cache.read(layer, self._inputs.block_tables[sequence], int(lengths[-1]))
             for row, length in zip(range(rows.start, rows.stop), lengths, strict=True):
                 grouped = q[row].reshape(kv_heads, -1, dim)
                 scores = (grouped @ keys[:length].transpose(1, 2, 0)) * np.float32(attention.scale)
-                weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-                weights /= weights.sum(axis=2, keepdims=True)
-                out[row] = (weights @ values[:length].transpose(1, 0, 2)).reshape(-1)
+                weights = rounded(np.exp(scores - scores.max(axis=2, keepdims=True)))
+                total = weights.sum(axis=2, keepdims=True)
+                out[row] = (weights @ values[:length].transpose(1, 0, 2) / total).reshape(-1)
         return out
 
     def silu_mul(self, gate_up: FloatArray) -> FloatArray:
