@@ -17,8 +17,8 @@ def forward(ops: Ops[T], model: ModelDescription, weights: LlamaWeights) -> T:
         x = ops.add(x, ops.linear(attended, (layer.o,), (layer.o_bias,)))
 
         normed = ops.rms_norm(x, layer.ffn_norm, model.rms_eps)
-        gated = ops.silu_mul(ops.linear(normed, (layer.gate, layer.up)))
-        x = ops.add(x, ops.linear(gated, (layer.down,)))
+        gate_up = ops.linear(normed, (layer.gate, layer.up), (layer.gate_bias, layer.up_bias))
+        x = ops.add(x, ops.linear(ops.silu_mul(gate_up), (layer.down,), (layer.down_bias,)))
 
     last = ops.rms_norm(ops.sample_rows(x), weights.final_norm, model.rms_eps)
     return ops.lm_head(last, weights.output)
