@@ -1,0 +1,526 @@
+// The sampler, written once as plain loops over sixteen lanes that the compiler turns into vectors.
+//
+// Compiled once per instruction set. The order of every sum is written here and nothing contracts a multiply and an
+// add, so all sets give the same bits. A row takes at most these passes over the vocabulary:
+//   scan      maximum, validity, and the maxima of blocks (which later let whole blocks be skipped)
+//   weigh     exp((z - max) / T) and its sum per block
+//   top-p     a few passes that narrow down the weight at which the nucleus ends; only that band is sorted
+// Greedy takes the scan alone; top-k goes on with its k survivors only.
+
+#include "sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cfloat>
+#include <limits>
+
+#ifndef SHOAL_ISA
+#define SHOAL_ISA isa_portable
+#endif
+
+namespace shoal::SHOAL_ISA {
+namespace {
+
+constexpr int kLane = kSampleLanes;
+constexpr int kBlockSize = kSampleBlock;
+constexpr int kThresholds = 7;
+constexpr int kSmallBand = 512;  // tokens that top-p sorts outright
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Own types, so that no standard template is instantiated that another instruction set's file instantiates too:
+// the linker would keep only one of them.
+struct Key {
+    uint64_t rank;
+};
+struct Real {
+    float value;
+};
+struct BetterKey {
+    bool operator()(const Key& a, const Key& b) const { return a.rank > b.rank; }
+};
+struct LargerReal {
+    bool operator()(const Real& a, const Real& b) const { return a.value > b.value; }
+};
+
+inline int block_count(int n) { return (n + kBlockSize - 1) / kBlockSize; }
+inline int block_length(int n, int block) {
+    const int left = n - block * kBlockSize;
+    return left < kBlockSize ? left : kBlockSize;
+}
+
+// ---- random numbers: Philox4x32-10 (Salmon et al. 2011) ------------------------------------------------------------
+
+// Key: the seed. Counter: (draw, 0, position). The first two words give 53 bits.
+inline double uniform(uint64_t seed, int64_t position, uint32_t draw) {
+    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    const uint64_t where = static_cast<uint64_t>(position);
+    uint32_t c0 = draw, c1 = 0, c2 = static_cast<uint32_t>(where), c3 = static_cast<uint32_t>(where >> 32);
+    for (int round = 0; round < 10; ++round) {
+        const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
+        const uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0, n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+        c1 = static_cast<uint32_t>(p1);
+        c3 = static_cast<uint32_t>(p0);
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return static_cast<double>((uint64_t{c0} << 32 | c1) >> 11) * 0x1p-53;
+}
+
+// ---- exp and log ---------------------------------------------------------------------------------------------------
+
+// e^x for x <= 0, within 2 ulp; 0 below -87, so that no result is subnormal. x = n ln2 + r with |r| <= ln2 / 2, ln2 in
+// two parts so that little of r is lost, then Taylor to degree 7 (what it leaves out is below 6e-9).
+inline float exponential(float x) {
+    constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    const float shifted = x * 1.44269504f + kMagic;
+    const float n = shifted - kMagic;
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.0f / 5040.0f;
+    p = p * r + 1.0f / 720.0f;
+    p = p * r + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = (p * r) * r + r + 1.0f;
+    const uint32_t bits = std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23);
+    return x < -87.0f ? 0.0f : std::bit_cast<float>(bits);
+}
+
+// ln x for normal x > 0, within 2e-16 relative to max(1, |ln x|): x = 2^e m with m in [sqrt(1/2), sqrt(2)), and
+// ln m = 2 atanh((m - 1) / (m + 1)) as a series. Own code, because libraries differ in the last bit.
+inline double logarithm(double x) {
+    uint64_t bits = std::bit_cast<uint64_t>(x);
+    int exponent = static_cast<int>(bits >> 52) - 1023;
+    double m = std::bit_cast<double>((bits & 0x000FFFFFFFFFFFFFu) | 0x3FF0000000000000u);
+    if (m > 1.4142135623730951) {
+        m *= 0.5;
+        ++exponent;
+    }
+    const double s = (m - 1.0) / (m + 1.0), s2 = s * s;
+    double series = 0.0;
+    for (int k = 23; k >= 1; k -= 2) series = series * s2 + 1.0 / k;
+    return exponent * 0.6931471805599453 + 2.0 * s * series;
+}
+
+// ---- passes over a row ---------------------------------------------------------------------------------------------
+
+inline float lane_sum(const float* lanes) {
+    float t[kLane / 2];
+    for (int j = 0; j < 8; ++j) t[j] = lanes[j] + lanes[j + 8];
+    for (int j = 0; j < 4; ++j) t[j] += t[j + 4];
+    return (t[0] + t[2]) + (t[1] + t[3]);
+}
+
+struct Scan {
+    float max;    // -inf when nothing is possible
+    int argmax;   // lowest index of the maximum
+    bool finite;  // no NaN, no +inf
+};
+
+// Fills lane_max and block_max.
+Scan scan(const float* x, int n, const SampleScratch& scratch) {
+    const int blocks = block_count(n);
+    int32_t bad[kLane] = {};
+    float best = -kInfinity;
+    int best_block = 0;
+    for (int b = 0; b < blocks; ++b) {
+        const float* row = x + b * kBlockSize;
+        const int length = block_length(n, b);
+        float top[kLane];
+        for (int j = 0; j < kLane; ++j) top[j] = -kInfinity;
+        int i = 0;
+        for (; i + kLane <= length; i += kLane) {
+            for (int j = 0; j < kLane; ++j) {
+                const float v = row[i + j];
+                top[j] = v > top[j] ? v : top[j];
+                bad[j] |= v <= FLT_MAX ? 0 : 1;
+            }
+        }
+        for (int j = 0; i + j < length; ++j) {
+            const float v = row[i + j];
+            top[j] = v > top[j] ? v : top[j];
+            bad[j] |= v <= FLT_MAX ? 0 : 1;
+        }
+        float block_best = -kInfinity;
+        for (int j = 0; j < kLane; ++j) {
+            scratch.lane_max[b * kLane + j] = top[j];
+            block_best = top[j] > block_best ? top[j] : block_best;
+        }
+        scratch.block_max[b] = block_best;
+        if (block_best > best) {
+            best = block_best;
+            best_block = b;
+        }
+    }
+    int any_bad = 0;
+    for (int j = 0; j < kLane; ++j) any_bad |= bad[j];
+    int argmax = best_block * kBlockSize;
+    if (any_bad == 0) {
+        while (x[argmax] != best) ++argmax;  // the maximum of finite values is in its block
+    }
+    return {best, argmax, any_bad == 0};
+}
+
+// w[i] = exp((z[i] - max) * scale), summed per block into block_sum; the total. Keep: whether w is stored.
+template <bool Keep>
+double weigh(const float* z, int n, float max, float scale, float* w, double* block_sum) {
+    const int blocks = block_count(n);
+    double total = 0.0;
+    for (int b = 0; b < blocks; ++b) {
+        const float* row = z + b * kBlockSize;
+        const int length = block_length(n, b);
+        float sum[kLane] = {};
+        int i = 0;
+        for (; i + kLane <= length; i += kLane) {
+            for (int j = 0; j < kLane; ++j) {
+                const float v = exponential((row[i + j] - max) * scale);
+                if (Keep) w[b * kBlockSize + i + j] = v;
+                sum[j] += v;
+            }
+        }
+        for (int j = 0; i + j < length; ++j) {
+            const float v = exponential((row[i + j] - max) * scale);
+            if (Keep) w[b * kBlockSize + i + j] = v;
+            sum[j] += v;
+        }
+        const double block_total = static_cast<double>(lane_sum(sum));
+        if (Keep) block_sum[b] = block_total;
+        total += block_total;
+    }
+    return total;
+}
+
+// Zeroes weights below `floor` and sums again.
+double truncate(float* w, int n, float floor, double* block_sum) {
+    const int blocks = block_count(n);
+    double total = 0.0;
+    for (int b = 0; b < blocks; ++b) {
+        float* row = w + b * kBlockSize;
+        const int length = block_length(n, b);
+        float sum[kLane] = {};
+        int i = 0;
+        for (; i + kLane <= length; i += kLane) {
+            for (int j = 0; j < kLane; ++j) {
+                const float v = row[i + j] >= floor ? row[i + j] : 0.0f;
+                row[i + j] = v;
+                sum[j] += v;
+            }
+        }
+        for (int j = 0; i + j < length; ++j) {
+            const float v = row[i + j] >= floor ? row[i + j] : 0.0f;
+            row[i + j] = v;
+            sum[j] += v;
+        }
+        block_sum[b] = static_cast<double>(lane_sum(sum));
+        total += block_sum[b];
+    }
+    return total;
+}
+
+// mass[t], count[t]: sum and number of the weights that are at least threshold[t].
+void masses(const float* w, int n, const float* threshold, double* mass, int* count) {
+    for (int t = 0; t < kThresholds; ++t) {
+        mass[t] = 0.0;
+        count[t] = 0;
+    }
+    const int blocks = block_count(n);
+    for (int b = 0; b < blocks; ++b) {
+        const float* row = w + b * kBlockSize;
+        const int length = block_length(n, b);
+        for (int t = 0; t < kThresholds; ++t) {
+            const float limit = threshold[t];
+            float sum[kLane] = {};
+            int32_t number[kLane] = {};
+            int i = 0;
+            for (; i + kLane <= length; i += kLane) {
+                for (int j = 0; j < kLane; ++j) {
+                    const float v = row[i + j];
+                    sum[j] += v >= limit ? v : 0.0f;
+                    number[j] += v >= limit ? 1 : 0;
+                }
+            }
+            for (int j = 0; i + j < length; ++j) {
+                const float v = row[i + j];
+                sum[j] += v >= limit ? v : 0.0f;
+                number[j] += v >= limit ? 1 : 0;
+            }
+            mass[t] += static_cast<double>(lane_sum(sum));
+            for (int j = 0; j < kLane; ++j) count[t] += number[j];
+        }
+    }
+}
+
+// ---- selection -----------------------------------------------------------------------------------------------------
+
+// Larger is better: by value, then by lower index. -0 and +0 are equal.
+inline Key rank_key(float value, int index) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value + 0.0f);
+    const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return {uint64_t{ordered} << 32 | static_cast<uint32_t>(~index)};
+}
+inline int key_index(Key key) { return static_cast<int>(~static_cast<uint32_t>(key.rank)); }
+
+// keys is a plain array in the scratch; Key has the same layout.
+inline Key* as_keys(const SampleScratch& scratch) {
+    static_assert(sizeof(Key) == sizeof(uint64_t));
+    return reinterpret_cast<Key*>(scratch.keys);
+}
+
+// The k-th largest of n values (1 <= k <= n).
+float kth_largest(const float* values, int n, int k, const SampleScratch& scratch) {
+    static_assert(sizeof(Real) == sizeof(float));
+    Real* copy = reinterpret_cast<Real*>(scratch.spare);
+    for (int i = 0; i < n; ++i) copy[i].value = values[i];
+    std::nth_element(copy, copy + (k - 1), copy + n, LargerReal{});
+    return copy[k - 1].value;
+}
+
+// The best k of x, which `scan` has just seen: their number goes to `kept` (less than k when fewer are possible), their
+// keys, in no order, to the front of scratch.keys. scratch.found then holds, ascending, `return value` indices among
+// which they all are. k different blocks (or lanes of blocks) whose maxima reach a limit hold k values that reach it,
+// so nothing below that limit matters.
+int select_top(const float* x, int n, int k, const SampleScratch& scratch, int& kept) {
+    const int blocks = block_count(n);
+    float limit = -kInfinity;
+    if (k <= blocks) {
+        limit = kth_largest(scratch.block_max, blocks, k, scratch);
+    } else if (k <= blocks * kLane) {
+        limit = kth_largest(scratch.lane_max, blocks * kLane, k, scratch);
+    }
+    limit = limit < -FLT_MAX ? -FLT_MAX : limit;  // -inf is never selected
+    int32_t* found = scratch.found;
+    int number = 0;
+    for (int b = 0; b < blocks; ++b) {
+        if (scratch.block_max[b] < limit) continue;
+        const int begin = b * kBlockSize, end = begin + block_length(n, b);
+        for (int i = begin; i < end; ++i) {
+            found[number] = i;
+            number += x[i] >= limit ? 1 : 0;
+        }
+    }
+    Key* keys = as_keys(scratch);
+    for (int i = 0; i < number; ++i) keys[i] = rank_key(x[found[i]], found[i]);
+    kept = k < number ? k : number;
+    if (kept < number) std::nth_element(keys, keys + (kept - 1), keys + number, BetterKey{});
+    return number;
+}
+
+// Top-p over weights w of logits z: zeroes the part of the boundary band that is out and gives the weight below which
+// everything is out. Keeps the shortest prefix, in rank order, whose weights reach top_p * total; at least one.
+float nucleus(const float* z, float* w, int n, double total, double top_p, const SampleScratch& scratch) {
+    const double target = top_p * total;
+    // The bits of non-negative floats are ordered like their values. Invariant: the weights >= high sum to
+    // `above` < target, and those >= low reach it (or low is 0).
+    uint32_t low = 0, high = std::bit_cast<uint32_t>(1.0f) + 1;
+    double above = 0.0;
+    int count_low = n, count_high = 0;
+    for (bool first = true; count_low - count_high > kSmallBand && high - low > 1; first = false) {
+        float threshold[kThresholds];
+        double mass[kThresholds];
+        int count[kThresholds];
+        for (int t = 0; t < kThresholds; ++t) {  // descending
+            const uint64_t span = high - low;
+            const uint64_t even = low + span * static_cast<uint64_t>(kThresholds - t) / (kThresholds + 1);
+            const uint32_t bits = static_cast<uint32_t>(even > low ? even : low + 1);
+            threshold[t] = first ? 1.0f / static_cast<float>(4 << (2 * t)) : std::bit_cast<float>(bits);
+        }
+        masses(w, n, threshold, mass, count);
+        for (int t = 0; t < kThresholds; ++t) {
+            const uint32_t bits = std::bit_cast<uint32_t>(threshold[t]);
+            if (mass[t] >= target) {
+                low = bits;
+                count_low = count[t];
+                break;
+            }
+            high = bits;
+            above = mass[t];
+            count_high = count[t];
+        }
+    }
+    const float from = std::bit_cast<float>(low), to = std::bit_cast<float>(high);
+    if (from == 0.0f && count_low - count_high > kSmallBand) return 0.0f;  // weightless tokens: nothing to cut
+    int32_t* found = scratch.found;
+    int number = 0;
+    for (int i = 0; i < n; ++i) {
+        found[number] = i;
+        number += (w[i] >= from ? 1 : 0) & (w[i] < to ? 1 : 0);
+    }
+    Key* keys = as_keys(scratch);
+    for (int i = 0; i < number; ++i) keys[i] = rank_key(z[found[i]], found[i]);
+    int kept = 0;
+    if (number <= kSmallBand) {
+        std::sort(keys, keys + number, BetterKey{});
+        double sum = above;
+        while (kept < number) {
+            sum += static_cast<double>(w[key_index(keys[kept++])]);
+            if (sum >= target) break;
+        }
+    } else {  // all of one weight
+        const double wanted = (target - above) / static_cast<double>(from);
+        kept = wanted >= number ? number : static_cast<int>(wanted);
+        if (kept < number && static_cast<double>(kept) < wanted) ++kept;
+        if (kept == 0) kept = 1;
+        if (kept < number) std::nth_element(keys, keys + (kept - 1), keys + number, BetterKey{});
+    }
+    for (int i = kept; i < number; ++i) w[key_index(keys[i])] = 0.0f;
+    return from;
+}
+
+// Inverse CDF in index order: the first index at which the running sum exceeds u * total.
+int draw(const float* w, int n, const double* block_sum, double total, double u) {
+    const double target = u * total;
+    const int blocks = block_count(n);
+    double sum = 0.0;
+    int last = -1;  // last possible index so far: where rounding carries the target past the end
+    for (int b = 0; b < blocks; ++b) {
+        if (block_sum[b] == 0.0) continue;
+        const int begin = b * kBlockSize, end = begin + block_length(n, b);
+        if (sum + block_sum[b] > target) {
+            for (int i = begin; i < end; ++i) {
+                if (w[i] == 0.0f) continue;
+                sum += static_cast<double>(w[i]);
+                last = i;
+                if (sum > target) break;
+            }
+            return last;
+        }
+        sum += block_sum[b];
+        last = end - 1;
+    }
+    while (last > 0 && w[last] == 0.0f) --last;
+    return last;
+}
+
+// ---- adjustments ---------------------------------------------------------------------------------------------------
+
+inline bool inside(const int32_t* ids, int count, int vocab) {
+    uint32_t outside = 0;
+    for (int i = 0; i < count; ++i) outside |= static_cast<uint32_t>(ids[i]) >= static_cast<uint32_t>(vocab) ? 1 : 0;
+    return outside == 0;
+}
+
+// Adjusting makes no possible token impossible and none infinitely likely.
+inline float clamp(float v) { return v > FLT_MAX ? FLT_MAX : (v < -FLT_MAX ? -FLT_MAX : v); }
+
+void penalize(float* z, const SampleParams& p, const int32_t* history, int32_t* marks) {
+    for (int i = 0; i < p.history_count; ++i) {
+        int32_t& mark = marks[history[i]];
+        mark = (mark | 1) + (i < p.num_prompt ? 0 : 2);
+    }
+    for (int i = 0; i < p.history_count; ++i) {
+        const int32_t id = history[i], mark = marks[id];
+        if (mark == 0) continue;  // done at an earlier occurrence
+        marks[id] = 0;
+        float v = z[id];
+        if (v == -kInfinity) continue;
+        v = v > 0.0f ? v / p.repetition : v * p.repetition;
+        const int32_t count = mark >> 1;
+        if (count > 0) {
+            v = v - p.presence;
+            v = v - p.frequency * static_cast<float>(count);
+        }
+        z[id] = clamp(v);
+    }
+}
+
+inline void finish(const SampleOutput& output, int token, SampleStatus status) {
+    output.result->token = token;
+    output.result->status = static_cast<int32_t>(status);
+}
+
+}  // namespace
+
+double sample_uniform(uint64_t seed, int64_t position, uint32_t draw) noexcept { return uniform(seed, position, draw); }
+float sample_exp(float x) noexcept { return exponential(x); }
+double sample_log(double x) noexcept { return logarithm(x); }
+
+void sample_row(const float* logits, int vocab, const SampleParams& p, const SampleArrays& arrays,
+                SampleScratch& scratch, const SampleOutput& output) noexcept {
+    *output.result = {-1, 0, std::numeric_limits<float>::quiet_NaN(), 0};
+
+    const Scan raw = scan(logits, vocab, scratch);
+    if (!raw.finite) return finish(output, -1, SampleStatus::not_finite);
+    if (raw.max == -kInfinity) return finish(output, -1, SampleStatus::no_candidate);
+
+    // The model's own distribution, while the block maxima are the raw row's.
+    double log_total = 0.0;
+    if (p.num_logprobs >= 0) log_total = logarithm(weigh<false>(logits, vocab, raw.max, 1.0f, nullptr, nullptr));
+    const auto logprob = [&](int id) {
+        return static_cast<float>(static_cast<double>(logits[id]) - static_cast<double>(raw.max) - log_total);
+    };
+    if (p.num_logprobs > 0) {
+        int kept = 0;
+        select_top(logits, vocab, p.num_logprobs < vocab ? p.num_logprobs : vocab, scratch, kept);
+        Key* keys = as_keys(scratch);
+        std::sort(keys, keys + kept, BetterKey{});
+        for (int i = 0; i < kept; ++i) {
+            output.top_ids[i] = key_index(keys[i]);
+            output.top_logprobs[i] = logprob(key_index(keys[i]));
+        }
+        output.result->num_top = kept;
+    }
+
+    const float* z = logits;
+    Scan best = raw;
+    if (p.history_count > 0 || p.bias_count > 0 || p.banned_count > 0) {
+        const int32_t* bias_ids = arrays.bias_ids + p.bias_start;
+        const int32_t* banned = arrays.banned_ids + p.banned_start;
+        const int32_t* history = arrays.history + p.history_start;
+        if (!inside(bias_ids, p.bias_count, vocab) || !inside(banned, p.banned_count, vocab) ||
+            !inside(history, p.history_count, vocab)) {
+            return finish(output, -1, SampleStatus::bad_id);
+        }
+        float* adjusted = scratch.adjusted;
+        std::memcpy(adjusted, logits, sizeof(float) * static_cast<size_t>(vocab));
+        penalize(adjusted, p, history, scratch.marks);
+        for (int i = 0; i < p.bias_count; ++i) {
+            float& v = adjusted[bias_ids[i]];
+            if (v != -kInfinity) v = clamp(v + arrays.bias_values[p.bias_start + i]);
+        }
+        for (int i = 0; i < p.banned_count; ++i) adjusted[banned[i]] = -kInfinity;
+        best = scan(adjusted, vocab, scratch);
+        if (best.max == -kInfinity) return finish(output, -1, SampleStatus::no_candidate);
+        z = adjusted;
+    }
+
+    int token = best.argmax;
+    if (p.temperature > 0.0f && p.top_k != 1) {
+        const int32_t* ids = nullptr;  // null: index and id are the same
+        int n = vocab;
+        if (p.top_k > 1 && p.top_k < vocab) {
+            int kept = 0;
+            const int number = select_top(z, vocab, p.top_k, scratch, kept);
+            const Key* keys = as_keys(scratch);
+            uint64_t cut = 0;  // the rank of the last one in
+            if (kept < number) cut = keys[kept - 1].rank;
+            n = 0;
+            for (int i = 0; i < number; ++i) {
+                const int id = scratch.found[i];
+                if (rank_key(z[id], id).rank < cut) continue;
+                scratch.kept_logits[n] = z[id];
+                scratch.kept_ids[n++] = id;
+            }
+            z = scratch.kept_logits;
+            ids = scratch.kept_ids;
+        }
+        const float scale = 1.0f / (p.temperature < FLT_MIN ? FLT_MIN : p.temperature);
+        float* w = scratch.weights;
+        double total = weigh<true>(z, n, best.max, scale, w, scratch.block_sum);
+        float floor = p.min_p > 0.0f ? p.min_p : 0.0f;
+        if (p.top_p < 1.0f) {
+            const float from = nucleus(z, w, n, total, static_cast<double>(p.top_p), scratch);
+            floor = from > floor ? from : floor;
+            total = truncate(w, n, floor, scratch.block_sum);
+        } else if (floor > 0.0f) {
+            total = truncate(w, n, floor, scratch.block_sum);
+        }
+        const int index = draw(w, n, scratch.block_sum, total, uniform(p.seed, p.position, 0));
+        token = ids == nullptr ? index : ids[index];
+    }
+    if (p.num_logprobs >= 0) output.result->logprob = logprob(token);
+    finish(output, token, SampleStatus::ok);
+}
+
+}  // namespace shoal::SHOAL_ISA
