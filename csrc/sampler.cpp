@@ -106,12 +106,41 @@ inline double logarithm(double x) {
 
 // ---- passes over a row ---------------------------------------------------------------------------------------------
 
-inline float lane_sum(const float* lanes) {
-    float t[kLane / 2];
-    for (int j = 0; j < 8; ++j) t[j] = lanes[j] + lanes[j + 8];
-    for (int j = 0; j < 4; ++j) t[j] += t[j + 4];
-    return (t[0] + t[2]) + (t[1] + t[3]);
+// f(i) for each i of a block; a whole block has a constant length, which makes better vectors.
+template <typename F>
+inline void each(int length, F f) {
+    if (length == kBlockSize) {
+        for (int i = 0; i < kBlockSize; ++i) f(i);
+    } else {
+        for (int i = 0; i < length; ++i) f(i);
+    }
 }
+
+// A block's values, unused places holding what does not matter to the fold. Folding in halves is a fixed order that
+// needs no reassociation by the compiler, and as a sum it is pairwise: the error grows with the logarithm.
+struct alignas(64) Block {
+    float v[kBlockSize];
+
+    void fill_from(int length, float value) {
+        for (int i = length; i < kBlockSize; ++i) v[i] = value;
+    }
+    double sum() {
+        for (int i = 0; i < 128; ++i) v[i] += v[i + 128];
+        for (int i = 0; i < 64; ++i) v[i] += v[i + 64];
+        for (int i = 0; i < 32; ++i) v[i] += v[i + 32];
+        for (int i = 0; i < 16; ++i) v[i] += v[i + 16];
+        for (int i = 0; i < 8; ++i) v[i] += v[i + 8];
+        for (int i = 0; i < 4; ++i) v[i] += v[i + 4];
+        return static_cast<double>((v[0] + v[2]) + (v[1] + v[3]));
+    }
+    void max_to_lanes() {
+        for (int i = 0; i < 128; ++i) v[i] = v[i + 128] > v[i] ? v[i + 128] : v[i];
+        for (int i = 0; i < 64; ++i) v[i] = v[i + 64] > v[i] ? v[i + 64] : v[i];
+        for (int i = 0; i < 32; ++i) v[i] = v[i + 32] > v[i] ? v[i + 32] : v[i];
+        for (int i = 0; i < 16; ++i) v[i] = v[i + 16] > v[i] ? v[i + 16] : v[i];
+    }
+};
+static_assert(kBlockSize == 256 && kLane == 16);
 
 struct Scan {
     float max;    // -inf when nothing is possible
@@ -122,48 +151,34 @@ struct Scan {
 // Fills lane_max and block_max.
 Scan scan(const float* x, int n, const SampleScratch& scratch) {
     const int blocks = block_count(n);
-    int32_t bad[kLane] = {};
+    int32_t bad = 0;
     float best = -kInfinity;
     int best_block = 0;
     for (int b = 0; b < blocks; ++b) {
         const float* row = x + b * kBlockSize;
         const int length = block_length(n, b);
-        float top[kLane];
-        for (int j = 0; j < kLane; ++j) top[j] = -kInfinity;
-        int i = 0;
-        for (; i + kLane <= length; i += kLane) {
-            for (int j = 0; j < kLane; ++j) {
-                const float v = row[i + j];
-                top[j] = v > top[j] ? v : top[j];
-                bad[j] |= v <= FLT_MAX ? 0 : 1;
-            }
-        }
-        for (int j = 0; i + j < length; ++j) {
-            const float v = row[i + j];
-            top[j] = v > top[j] ? v : top[j];
-            bad[j] |= v <= FLT_MAX ? 0 : 1;
-        }
-        float block_best = -kInfinity;
-        for (int j = 0; j < kLane; ++j) {
-            scratch.lane_max[b * kLane + j] = top[j];
-            block_best = top[j] > block_best ? top[j] : block_best;
-        }
+        Block top;
+        each(length, [&](int i) { bad |= row[i] <= FLT_MAX ? 0 : 1; });
+        each(length, [&](int i) { top.v[i] = row[i]; });
+        top.fill_from(length, -kInfinity);
+        top.max_to_lanes();
+        for (int j = 0; j < kLane; ++j) scratch.lane_max[b * kLane + j] = top.v[j];
+        float block_best = top.v[0];
+        for (int j = 1; j < kLane; ++j) block_best = top.v[j] > block_best ? top.v[j] : block_best;
         scratch.block_max[b] = block_best;
         if (block_best > best) {
             best = block_best;
             best_block = b;
         }
     }
-    int any_bad = 0;
-    for (int j = 0; j < kLane; ++j) any_bad |= bad[j];
     int argmax = best_block * kBlockSize;
-    if (any_bad == 0) {
-        while (x[argmax] != best) ++argmax;  // the maximum of finite values is in its block
+    if (bad == 0) {
+        while (x[argmax] != best) ++argmax;  // the maximum of valid values is in its block
     }
-    return {best, argmax, any_bad == 0};
+    return {best, argmax, bad == 0};
 }
 
-// w[i] = exp((z[i] - max) * scale), summed per block into block_sum; the total. Keep: whether w is stored.
+// w[i] = exp((z[i] - max) * scale), summed per block into block_sum; the total. Keep: whether both are stored.
 template <bool Keep>
 double weigh(const float* z, int n, float max, float scale, float* w, double* block_sum) {
     const int blocks = block_count(n);
@@ -171,23 +186,13 @@ double weigh(const float* z, int n, float max, float scale, float* w, double* bl
     for (int b = 0; b < blocks; ++b) {
         const float* row = z + b * kBlockSize;
         const int length = block_length(n, b);
-        float sum[kLane] = {};
-        int i = 0;
-        for (; i + kLane <= length; i += kLane) {
-            for (int j = 0; j < kLane; ++j) {
-                const float v = exponential((row[i + j] - max) * scale);
-                if (Keep) w[b * kBlockSize + i + j] = v;
-                sum[j] += v;
-            }
-        }
-        for (int j = 0; i + j < length; ++j) {
-            const float v = exponential((row[i + j] - max) * scale);
-            if (Keep) w[b * kBlockSize + i + j] = v;
-            sum[j] += v;
-        }
-        const double block_total = static_cast<double>(lane_sum(sum));
-        if (Keep) block_sum[b] = block_total;
-        total += block_total;
+        Block weights;
+        each(length, [&](int i) { weights.v[i] = exponential((row[i] - max) * scale); });
+        if (Keep) std::memcpy(w + b * kBlockSize, weights.v, sizeof(float) * static_cast<size_t>(length));
+        weights.fill_from(length, 0.0f);
+        const double sum = weights.sum();
+        if (Keep) block_sum[b] = sum;
+        total += sum;
     }
     return total;
 }
@@ -199,57 +204,38 @@ double truncate(float* w, int n, float floor, double* block_sum) {
     for (int b = 0; b < blocks; ++b) {
         float* row = w + b * kBlockSize;
         const int length = block_length(n, b);
-        float sum[kLane] = {};
-        int i = 0;
-        for (; i + kLane <= length; i += kLane) {
-            for (int j = 0; j < kLane; ++j) {
-                const float v = row[i + j] >= floor ? row[i + j] : 0.0f;
-                row[i + j] = v;
-                sum[j] += v;
-            }
-        }
-        for (int j = 0; i + j < length; ++j) {
-            const float v = row[i + j] >= floor ? row[i + j] : 0.0f;
-            row[i + j] = v;
-            sum[j] += v;
-        }
-        block_sum[b] = static_cast<double>(lane_sum(sum));
+        Block weights;
+        each(length, [&](int i) { weights.v[i] = row[i] >= floor ? row[i] : 0.0f; });
+        std::memcpy(row, weights.v, sizeof(float) * static_cast<size_t>(length));
+        weights.fill_from(length, 0.0f);
+        block_sum[b] = weights.sum();
         total += block_sum[b];
     }
     return total;
 }
 
-// mass[t], count[t]: sum and number of the weights that are at least threshold[t].
-void masses(const float* w, int n, const float* threshold, double* mass, int* count) {
-    for (int t = 0; t < kThresholds; ++t) {
-        mass[t] = 0.0;
-        count[t] = 0;
-    }
+struct Mass {
+    double sum;
+    int count;
+};
+
+// Sum and number of the weights that are at least `floor`.
+Mass mass_from(const float* w, int n, float floor) {
     const int blocks = block_count(n);
+    Mass mass{0.0, 0};
     for (int b = 0; b < blocks; ++b) {
         const float* row = w + b * kBlockSize;
         const int length = block_length(n, b);
-        for (int t = 0; t < kThresholds; ++t) {
-            const float limit = threshold[t];
-            float sum[kLane] = {};
-            int32_t number[kLane] = {};
-            int i = 0;
-            for (; i + kLane <= length; i += kLane) {
-                for (int j = 0; j < kLane; ++j) {
-                    const float v = row[i + j];
-                    sum[j] += v >= limit ? v : 0.0f;
-                    number[j] += v >= limit ? 1 : 0;
-                }
-            }
-            for (int j = 0; i + j < length; ++j) {
-                const float v = row[i + j];
-                sum[j] += v >= limit ? v : 0.0f;
-                number[j] += v >= limit ? 1 : 0;
-            }
-            mass[t] += static_cast<double>(lane_sum(sum));
-            for (int j = 0; j < kLane; ++j) count[t] += number[j];
-        }
+        Block weights;
+        int count = 0;
+        each(length, [&](int i) { count += row[i] >= floor ? 1 : 0; });
+        if (count == 0) continue;
+        each(length, [&](int i) { weights.v[i] = row[i] >= floor ? row[i] : 0.0f; });
+        weights.fill_from(length, 0.0f);
+        mass.sum += weights.sum();
+        mass.count += count;
     }
+    return mass;
 }
 
 // ---- selection -----------------------------------------------------------------------------------------------------
@@ -307,67 +293,45 @@ int select_top(const float* x, int n, int k, const SampleScratch& scratch, int& 
     return number;
 }
 
-// Top-p over weights w of logits z: zeroes the part of the boundary band that is out and gives the weight below which
+// Where a nucleus ends: the weights >= high sum to `above` < target, those >= low reach it. The bits of non-negative
+// floats are ordered like their values, so the limits are kept as bits and halved as integers.
+struct Band {
+    uint32_t low, high;
+    double above;
+    int count;  // weights in [low, high)
+};
+
+// Halves the band until it holds at most `enough` weights or weights of one value only. w holds at least the band; the
+// weights above it that w does not hold sum to `outside`.
+void narrow(Band& band, const float* w, int n, double target, double outside, int outside_count, int enough) {
+    int count_low = outside_count + n, count_high = count_low - band.count;
+    // A first guess that splits most distributions well: 2^-12 of the best.
+    uint32_t middle = std::bit_cast<uint32_t>(0x1p-12f);
+    while (count_low - count_high > enough && band.high - band.low > 1) {
+        if (middle <= band.low || middle >= band.high) middle = band.low + (band.high - band.low) / 2;
+        const Mass mass = mass_from(w, n, std::bit_cast<float>(middle));
+        if (outside + mass.sum >= target) {
+            band.low = middle;
+            count_low = outside_count + mass.count;
+        } else {
+            band.high = middle;
+            band.above = outside + mass.sum;
+            count_high = outside_count + mass.count;
+        }
+        middle = 0;
+    }
+    band.count = count_low - count_high;
+}
+
+// Top-p over weights w of logits z: zeroes the part of the last band that is out and gives the weight below which
 // everything is out. Keeps the shortest prefix, in rank order, whose weights reach top_p * total; at least one.
 float nucleus(const float* z, float* w, int n, double total, double top_p, const SampleScratch& scratch) {
     const double target = top_p * total;
-    // The bits of non-negative floats are ordered like their values. Invariant: the weights >= high sum to
-    // `above` < target, and those >= low reach it (or low is 0).
-    uint32_t low = 0, high = std::bit_cast<uint32_t>(1.0f) + 1;
-    double above = 0.0;
-    int count_low = n, count_high = 0;
-    for (bool first = true; count_low - count_high > kSmallBand && high - low > 1; first = false) {
-        float threshold[kThresholds];
-        double mass[kThresholds];
-        int count[kThresholds];
-        for (int t = 0; t < kThresholds; ++t) {  // descending
-            const uint64_t span = high - low;
-            const uint64_t even = low + span * static_cast<uint64_t>(kThresholds - t) / (kThresholds + 1);
-            const uint32_t bits = static_cast<uint32_t>(even > low ? even : low + 1);
-            threshold[t] = first ? 1.0f / static_cast<float>(4 << (2 * t)) : std::bit_cast<float>(bits);
-        }
-        masses(w, n, threshold, mass, count);
-        for (int t = 0; t < kThresholds; ++t) {
-            const uint32_t bits = std::bit_cast<uint32_t>(threshold[t]);
-            if (mass[t] >= target) {
-                low = bits;
-                count_low = count[t];
-                break;
-            }
-            high = bits;
-            above = mass[t];
-            count_high = count[t];
-        }
-    }
-    const float from = std::bit_cast<float>(low), to = std::bit_cast<float>(high);
-    if (from == 0.0f && count_low - count_high > kSmallBand) return 0.0f;  // weightless tokens: nothing to cut
+    Band band{0, std::bit_cast<uint32_t>(1.0f) + 1, 0.0, n};
+    narrow(band, w, n, target, 0.0, 0, kLargeBand);
+    // Only the band matters from here on: copy it, and narrow the copy.
     int32_t* found = scratch.found;
-    int number = 0;
-    for (int i = 0; i < n; ++i) {
-        found[number] = i;
-        number += (w[i] >= from ? 1 : 0) & (w[i] < to ? 1 : 0);
-    }
-    Key* keys = as_keys(scratch);
-    for (int i = 0; i < number; ++i) keys[i] = rank_key(z[found[i]], found[i]);
-    int kept = 0;
-    if (number <= kSmallBand) {
-        std::sort(keys, keys + number, BetterKey{});
-        double sum = above;
-        while (kept < number) {
-            sum += static_cast<double>(w[key_index(keys[kept++])]);
-            if (sum >= target) break;
-        }
-    } else {  // all of one weight
-        const double wanted = (target - above) / static_cast<double>(from);
-        kept = wanted >= number ? number : static_cast<int>(wanted);
-        if (kept < number && static_cast<double>(kept) < wanted) ++kept;
-        if (kept == 0) kept = 1;
-        if (kept < number) std::nth_element(keys, keys + (kept - 1), keys + number, BetterKey{});
-    }
-    for (int i = kept; i < number; ++i) w[key_index(keys[i])] = 0.0f;
-    return from;
-}
-
+    float* found_weights = scratch.adjusted_or_spare;
 // Inverse CDF in index order: the first index at which the running sum exceeds u * total.
 int draw(const float* w, int n, const double* block_sum, double total, double u) {
     const double target = u * total;

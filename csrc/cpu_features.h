@@ -1,0 +1,9 @@
+// What this processor and operating system can run, found at run time.
+#pragma once
+
+namespace shoal {
+
+bool cpu_has_avx2();    // AVX2, FMA, F16C
+bool cpu_has_avx512();  // AVX-512 F BW DQ VL VNNI BF16
+
+}  // namespace shoal

@@ -1,0 +1,626 @@
+// The kernels, written once over sixteen lanes and compiled once per instruction set.
+//
+// Every file that includes this one defines SHOAL_ISA and a simd header first. The order of every sum is written
+// here, so all sets give the same bits (bfloat16 products flush subnormals in hardware: the one exception). No
+// result depends on how many rows a call has: each (row, column) is one chain over the input features.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "common.h"
+
+namespace shoal::SHOAL_ISA {
+namespace {
+
+// ---- scalars of a vector -------------------------------------------------------------------------------------------
+
+inline float reduce_add(F v) {
+    alignas(64) float t[16];
+    f_store(t, v);
+    for (int width = 8; width > 0; width /= 2) {
+        for (int i = 0; i < width; ++i) t[i] += t[i + width];
+    }
+    return t[0];
+}
+
+// NaN if any lane is NaN: a row that went wrong must not look healthy.
+inline float reduce_max(F v) {
+    alignas(64) float t[16];
+    f_store(t, v);
+    float best = t[0];
+    for (int i = 1; i < 16; ++i) {
+        if (t[i] != t[i]) return t[i];
+        best = t[i] > best ? t[i] : best;
+    }
+    return best;
+}
+
+// e^x for x <= 88: Cody-Waite reduction, degree 6 Taylor-like minimax polynomial on [-ln2/2, ln2/2], about 1 ulp.
+// Results below 2^-126 are zero, so that no subnormal is ever made.
+inline F exponential(F x) {
+    const F limit = f_set1(-87.33654f);
+    const F y = f_max(limit, x);  // in this order a NaN passes through, here and below
+    const I n = f_round(f_mul(y, f_set1(1.44269504088896341f)));
+    const F nf = i_to_f(n);
+    F r = f_fma(nf, f_set1(-0.693359375f), y);
+    r = f_fma(nf, f_set1(2.12194440e-4f), r);
+    F p = f_set1(1.9875691500e-4f);
+    p = f_fma(p, r, f_set1(1.3981999507e-3f));
+    p = f_fma(p, r, f_set1(8.3334519073e-3f));
+    p = f_fma(p, r, f_set1(4.1665795894e-2f));
+    p = f_fma(p, r, f_set1(1.6666665459e-1f));
+    p = f_fma(p, r, f_set1(5.0000001201e-1f));
+    p = f_add(f_fma(p, f_mul(r, r), r), f_set1(1.0f));
+    return f_zero_below(x, limit, f_scale2(p, n));
+}
+
+// ---- matrix products -----------------------------------------------------------------------------------------------
+
+template <Format kFormat> struct Traits;
+template <> struct Traits<Format::Q4H> { static constexpr bool four = true, biased = false, half = true; };
+template <> struct Traits<Format::Q4F> { static constexpr bool four = true, biased = false, half = false; };
+template <> struct Traits<Format::Q8SH> { static constexpr bool four = false, biased = true, half = true; };
+template <> struct Traits<Format::Q8SF> { static constexpr bool four = false, biased = true, half = false; };
+template <> struct Traits<Format::Q8AH> { static constexpr bool four = false, biased = false, half = true; };
+template <> struct Traits<Format::Q8AF> { static constexpr bool four = false, biased = false, half = false; };
+
+template <bool kHalf> inline F load_scales(const uint8_t* p, int which) {
+    if constexpr (kHalf) return f_from_half(p + 32 * which);
+    return f_load(reinterpret_cast<const float*>(p) + 16 * which);
+}
+
+// Writes one row of one panel: bias, then residual, in this order.
+inline void store_panel(const Linear& args, int64_t row, int64_t panel, F value) {
+    const int64_t column = panel * kLanes;
+    const int64_t left = args.columns - column;
+    float* out = args.out + row * args.out_stride + column;
+    const float* residual = args.residual ? args.residual + row * args.out_stride + column : nullptr;
+    if (left >= kLanes) {
+        if (args.bias) value = f_add(value, f_load(args.bias + column));
+        if (residual) value = f_add(f_load(residual), value);
+        f_store(out, value);
+    } else {
+        const int n = static_cast<int>(left);
+        if (args.bias) value = f_add(value, f_load_n(args.bias + column, n));
+        if (residual) value = f_add(f_load_n(residual, n), value);
+        f_store_n(out, value, n);
+    }
+}
+
+template <Format kFormat, int kRows, int kPanels>
+inline void quant_tile(const Linear& args, int64_t row, int64_t panel, bool prefetch) {
+    using T = Traits<kFormat>;
+    constexpr int64_t kBytes = group_bytes(kFormat);
+    constexpr int kVectors = T::four ? 4 : 8;
+    const int64_t groups = args.features / kGroup;
+    const int64_t stride = groups * kBytes;
+    const uint8_t* weight = args.weight + panel * stride;
+    const int8_t* a = args.a_q8 + row * args.a_stride;
+    const GroupScale* scales = args.a_scales + row * args.a_scale_stride;
+    F sum[kRows][kPanels];
+    for (int r = 0; r < kRows; ++r) {
+        for (int p = 0; p < kPanels; ++p) sum[r][p] = f_zero();
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+        I dots[kRows][kPanels];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+            for (int p = 0; p < kPanels; ++p) {
+                dots[r][p] = T::biased ? dot_biased_start(scales[r * args.a_scale_stride + g].biased_start) : i_zero();
+            }
+        }
+        if (prefetch) {
+#pragma GCC unroll 2
+            for (int p = 0; p < kPanels; ++p) {
+                for (int64_t line = 0; line < kBytes; line += kCacheLine) {
+                    __builtin_prefetch(weight + (kPanels + p) * stride + line, 0, 2);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+            if constexpr (T::four) {
+                W low[kPanels], high[kPanels];
+#pragma GCC unroll 2
+                for (int p = 0; p < kPanels; ++p) {
+                    const W w = w_load(weight + p * stride + 64 * v);
+                    low[p] = w_low(w);
+                    high[p] = w_high(w);
+                }
+#pragma GCC unroll 8
+                for (int r = 0; r < kRows; ++r) {
+                    const int32_t x = load_i32(a + r * args.a_stride + 4 * v);
+                    const int32_t y = load_i32(a + r * args.a_stride + 16 + 4 * v);
+#pragma GCC unroll 2
+                    for (int p = 0; p < kPanels; ++p) {
+                        dots[r][p] = dot_unsigned(dots[r][p], low[p], x);
+                        dots[r][p] = dot_unsigned(dots[r][p], high[p], y);
+                    }
+                }
+            } else {
+                W w[kPanels];
+#pragma GCC unroll 2
+                for (int p = 0; p < kPanels; ++p) w[p] = w_load(weight + p * stride + 64 * v);
+#pragma GCC unroll 8
+                for (int r = 0; r < kRows; ++r) {
+                    const int32_t x = load_i32(a + r * args.a_stride + 4 * v);
+#pragma GCC unroll 2
+                    for (int p = 0; p < kPanels; ++p) {
+                        dots[r][p] = T::biased ? dot_biased(dots[r][p], w[p], x) : dot_unsigned(dots[r][p], w[p], x);
+                    }
+                }
+            }
+        }
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) {
+            const uint8_t* s = weight + p * stride + 64 * kVectors;
+            const F d = load_scales<T::half>(s, 0);
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) {
+                const GroupScale& x = scales[r * args.a_scale_stride + g];
+                sum[r][p] = f_fma(f_mul(f_set1(x.scale), d), i_to_f(dots[r][p]), sum[r][p]);
+            }
+            if constexpr (!T::biased) {
+                const F m = load_scales<T::half>(s, 1);
+#pragma GCC unroll 8
+                for (int r = 0; r < kRows; ++r) {
+                    sum[r][p] = f_fma(f_set1(scales[r * args.a_scale_stride + g].scaled_sum), m, sum[r][p]);
+                }
+            }
+        }
+        weight += kBytes;
+        a += kGroup;
+    }
+    for (int r = 0; r < kRows; ++r) {
+        for (int p = 0; p < kPanels; ++p) store_panel(args, row + r, panel + p, sum[r][p]);
+    }
+}
+
+template <int kRows, int kPanels> inline void f32_tile(const Linear& args, int64_t row, int64_t panel, bool prefetch) {
+    const int64_t stride = args.features * kLanes;
+    const float* weight = reinterpret_cast<const float*>(args.weight) + panel * stride;
+    const float* a = args.a_f32 + row * args.a_stride;
+    F sum[kRows][kPanels];
+    for (int r = 0; r < kRows; ++r) {
+        for (int p = 0; p < kPanels; ++p) sum[r][p] = f_zero();
+    }
+    for (int64_t k = 0; k < args.features; ++k) {
+        F w[kPanels];
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) {
+            w[p] = f_load(weight + p * stride + k * kLanes);
+            if (prefetch) __builtin_prefetch(weight + (kPanels + p) * stride + k * kLanes, 0, 2);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            const F x = f_set1(a[r * args.a_stride + k]);
+#pragma GCC unroll 2
+            for (int p = 0; p < kPanels; ++p) sum[r][p] = f_fma(w[p], x, sum[r][p]);
+        }
+    }
+    for (int r = 0; r < kRows; ++r) {
+        for (int p = 0; p < kPanels; ++p) store_panel(args, row + r, panel + p, sum[r][p]);
+    }
+}
+
+inline uint32_t load_pair(const uint16_t* p) { uint32_t v; std::memcpy(&v, p, 4); return v; }
+
+template <int kRows, int kPanels> inline void bf16_tile(const Linear& args, int64_t row, int64_t panel, bool prefetch) {
+    const int64_t pairs = (args.features + 1) / 2;
+    const int64_t stride = pairs * 64;
+    const uint8_t* weight = args.weight + panel * stride;
+    const uint16_t* a = args.a_bf16 + row * args.a_stride;
+    F sum[kRows][kPanels];
+    for (int r = 0; r < kRows; ++r) {
+        for (int p = 0; p < kPanels; ++p) sum[r][p] = f_zero();
+    }
+    for (int64_t k = 0; k < pairs; ++k) {
+        W w[kPanels];
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) {
+            w[p] = w_load(weight + p * stride + k * 64);
+            if (prefetch) __builtin_prefetch(weight + (kPanels + p) * stride + k * 64, 0, 2);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            const uint32_t x = load_pair(a + r * args.a_stride + 2 * k);
+#pragma GCC unroll 2
+            for (int p = 0; p < kPanels; ++p) sum[r][p] = dot_bf16(sum[r][p], w[p], x);
+        }
+    }
+    for (int r = 0; r < kRows; ++r) {
+        for (int p = 0; p < kPanels; ++p) store_panel(args, row + r, panel + p, sum[r][p]);
+    }
+}
+
+template <Format kFormat, int kRows, int kPanels>
+inline void tile(const Linear& args, int64_t row, int64_t panel, bool prefetch) {
+    if constexpr (kFormat == Format::F32) f32_tile<kRows, kPanels>(args, row, panel, prefetch);
+    else if constexpr (kFormat == Format::BF16) bf16_tile<kRows, kPanels>(args, row, panel, prefetch);
+    else quant_tile<kFormat, kRows, kPanels>(args, row, panel, prefetch);
+}
+
+// A tile of `rows` rows, chosen at run time from the compiled ones.
+template <Format kFormat, int kPanels, int kRows>
+inline void tile_of(const Linear& args, int64_t rows, int64_t row, int64_t panel, bool prefetch) {
+    if constexpr (kRows > 1) {
+        if (rows < kRows) return tile_of<kFormat, kPanels, kRows - 1>(args, rows, row, panel, prefetch);
+    }
+    tile<kFormat, kRows, kPanels>(args, row, panel, prefetch);
+}
+
+template <Format kFormat, int kPanels, int kRows>
+void rows_of_panel(const Linear& args, int64_t rows, int64_t panel, bool prefetch) {
+    // Tiles of nearly equal height: 8 rows as 4 + 4 rather than 6 + 2.
+    int64_t tiles = (rows + kRows - 1) / kRows;
+    for (int64_t row = 0; row < rows; --tiles) {
+        const int64_t height = (rows - row + tiles - 1) / tiles;
+        tile_of<kFormat, kPanels, kRows>(args, height, row, panel, prefetch && row == 0);
+        row += height;
+    }
+}
+
+template <Format kFormat> void linear_of(const Linear& args, int64_t rows, int64_t begin, int64_t end) {
+    constexpr int kRows = is_quantized(kFormat) ? kQuantRows : kFloatRows;
+    constexpr int kPanels = is_quantized(kFormat) ? kQuantPanels : kFloatPanels;
+    int64_t panel = begin;
+    for (; panel + kPanels <= end; panel += kPanels) {
+        // The next panels are on their way while these are computed; the last ones have nothing to fetch.
+        rows_of_panel<kFormat, kPanels, kRows>(args, rows, panel, panel + 2 * kPanels <= end);
+    }
+    for (; panel < end; ++panel) rows_of_panel<kFormat, 1, kRows>(args, rows, panel, false);
+}
+
+void linear(const Linear& args, int64_t rows, int64_t begin, int64_t end) {
+    switch (args.format) {
+        case Format::F32: return linear_of<Format::F32>(args, rows, begin, end);
+        case Format::BF16: return linear_of<Format::BF16>(args, rows, begin, end);
+        case Format::Q4H: return linear_of<Format::Q4H>(args, rows, begin, end);
+        case Format::Q4F: return linear_of<Format::Q4F>(args, rows, begin, end);
+        case Format::Q8SH: return linear_of<Format::Q8SH>(args, rows, begin, end);
+        case Format::Q8SF: return linear_of<Format::Q8SF>(args, rows, begin, end);
+        case Format::Q8AH: return linear_of<Format::Q8AH>(args, rows, begin, end);
+        case Format::Q8AF: return linear_of<Format::Q8AF>(args, rows, begin, end);
+    }
+}
+
+// ---- rows ----------------------------------------------------------------------------------------------------------
+
+void rms_norm(const float* x, const float* weight, float eps, int64_t width, float* out) {
+    F squares = f_zero();
+    int64_t i = 0;
+    for (; i + 16 <= width; i += 16) {
+        const F v = f_load(x + i);
+        squares = f_fma(v, v, squares);
+    }
+    if (i < width) {
+        const F v = f_load_n(x + i, static_cast<int>(width - i));
+        squares = f_fma(v, v, squares);
+    }
+    const F factor = f_set1(1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(width) + eps));
+    i = 0;
+    for (; i + 16 <= width; i += 16) f_store(out + i, f_mul(f_mul(f_load(x + i), factor), f_load(weight + i)));
+    if (i < width) {
+        const int n = static_cast<int>(width - i);
+        f_store_n(out + i, f_mul(f_mul(f_load_n(x + i, n), factor), f_load_n(weight + i, n)), n);
+    }
+}
+
+// Eight-bit activations, symmetric, one scale per 32: q = round_half_even(x * (127 / absmax)).
+inline void quantize_group(const float* x, int8_t* q, GroupScale* scale) {
+    const F a = f_load(x), b = f_load(x + 16);
+    const float largest = reduce_max(f_max(f_abs(a), f_abs(b)));
+    // NaN compares false and takes the multiplying branch, where it spreads into the scale.
+    if (largest == 0.0f) {
+        i_store_s8(q, i_zero());
+        i_store_s8(q + 16, i_zero());
+        *scale = {0.0f, 0.0f, 0};
+        return;
+    }
+    const F inverse = f_set1(127.0f / largest);
+    const F limit = f_set1(127.0f), low = f_set1(-127.0f);
+    const I qa = f_round(f_max(f_min(f_mul(a, inverse), limit), low));
+    const I qb = f_round(f_max(f_min(f_mul(b, inverse), limit), low));
+    i_store_s8(q, qa);
+    i_store_s8(q + 16, qb);
+    const int32_t sum = i_sum(qa) + i_sum(qb);
+    const float d = largest / 127.0f;
+    *scale = {d, d * static_cast<float>(sum), -128 * sum};
+}
+
+void convert(const float* x, int64_t begin, int64_t end, const RowForms& forms) {
+    if (forms.f32) std::copy(x + begin, x + end, forms.f32 + begin);
+    if (forms.bf16) {
+        int64_t i = begin;
+        for (; i + 16 <= end; i += 16) bf16_store(forms.bf16 + i, f_load(x + i));
+        if (i < end) {
+            const int n = static_cast<int>(end - i);
+            uint16_t t[16];
+            bf16_store(t, f_load_n(x + i, n));
+            std::memcpy(forms.bf16 + i, t, sizeof(uint16_t) * static_cast<size_t>(n));
+            if (end % 2) forms.bf16[end] = 0;  // the pair of an odd last feature
+        }
+    }
+    if (forms.q8) {
+        for (int64_t i = begin; i + kGroup <= end; i += kGroup) quantize_group(x + i, forms.q8 + i, forms.scales + i / kGroup);
+    }
+}
+
+void silu_mul(const float* gate, const float* up, int64_t begin, int64_t end, float* out) {
+    const F one = f_set1(1.0f), cap = f_set1(88.0f);
+    for (int64_t i = begin; i < end; i += 16) {
+        const int n = static_cast<int>(std::min<int64_t>(16, end - i));
+        const F g = n == 16 ? f_load(gate + i) : f_load_n(gate + i, n);
+        const F u = n == 16 ? f_load(up + i) : f_load_n(up + i, n);
+        const F e = exponential(f_min(f_sub(f_zero(), g), cap));
+        const F v = f_mul(f_div(g, f_add(one, e)), u);
+        if (n == 16) f_store(out + i, v);
+        else f_store_n(out + i, v, n);
+    }
+}
+
+// ---- rotary embedding and KV write ---------------------------------------------------------------------------------
+
+inline void rotate(const float* x, const RopeArgs& args, int32_t dim, float* out) {
+    const int32_t half = args.rotary_dim / 2;
+    const float* cosines = args.cos_sin;
+    const float* sines = args.cos_sin + half;
+    for (int32_t i = 0; i < half; ++i) {
+        const int32_t first = args.interleaved ? 2 * i : i;
+        const int32_t second = args.interleaved ? 2 * i + 1 : i + half;
+        const float a = x[first], b = x[second];
+        out[first] = a * cosines[i] - b * sines[i];
+        out[second] = a * sines[i] + b * cosines[i];
+    }
+    for (int32_t i = args.rotary_dim; i < dim; ++i) out[i] = x[i];
+}
+
+void rope_and_cache(const CacheGeometry& cache, const RopeArgs& args) {
+    constexpr int kMaxDim = 512;
+    const int32_t dim = cache.head_dim, padded = cache.padded_dim;
+    alignas(64) float row[kMaxDim];
+    alignas(64) uint16_t bits[kMaxDim];
+    std::fill(row, row + padded, 0.0f);
+    for (int32_t h = 0; h < args.num_heads; ++h) {
+        rotate(args.qkv + h * dim, args, dim, row);
+        if (cache.bf16) {
+            uint16_t* q = static_cast<uint16_t*>(args.query) + h * padded;
+            for (int32_t i = 0; i < padded; i += 16) bf16_store(q + i, f_load(row + i));
+        } else {
+            std::copy(row, row + padded, static_cast<float*>(args.query) + h * padded);
+        }
+    }
+    const float* keys = args.qkv + args.num_heads * dim;
+    const float* values = keys + cache.num_kv_heads * dim;
+    const int64_t block = args.block_table[args.position / cache.block_size];
+    const int64_t tile = args.position % cache.block_size / kLanes;
+    const int64_t slot = args.position % kLanes;
+    for (int32_t h = 0; h < cache.num_kv_heads; ++h) {
+        uint8_t* key = args.layer + cache.key_tile(block, h, tile);
+        uint8_t* value = args.layer + cache.value_tile(block, h, tile);
+        rotate(keys + h * dim, args, dim, row);
+        if (cache.bf16) {
+            for (int32_t i = 0; i < padded; i += 16) bf16_store(bits + i, f_load(row + i));
+            uint16_t* k = reinterpret_cast<uint16_t*>(key) + 2 * slot;
+            for (int32_t i = 0; i < padded; i += 2) std::memcpy(k + i * kLanes, bits + i, 4);
+        } else {
+            float* k = reinterpret_cast<float*>(key) + slot;
+            for (int32_t i = 0; i < padded; ++i) k[i * kLanes] = row[i];
+        }
+        std::copy(values + h * dim, values + (h + 1) * dim, row);
+        if (cache.bf16) {
+            for (int32_t i = 0; i < padded; i += 16) bf16_store(bits + i, f_load(row + i));
+            uint16_t* v = reinterpret_cast<uint16_t*>(value) + (slot / 2) * padded * 2 + slot % 2;
+            for (int32_t i = 0; i < padded; ++i) v[2 * i] = bits[i];
+            if (args.clear_tail && slot % 2 == 0) {
+                for (int32_t i = 0; i < padded; ++i) v[2 * i + 1] = 0;
+            }
+        } else {
+            std::copy(row, row + padded, reinterpret_cast<float*>(value) + slot * padded);
+        }
+        // Weights of tokens not yet written are zero, and zero times whatever lies there must be zero.
+        if (args.clear_tail) {
+            const int64_t used = cache.bf16 ? (slot / 2 + 1) * padded * 4 : (slot + 1) * padded * 4;
+            std::memset(value + used, 0, static_cast<size_t>(cache.tile_bytes() - used));
+        }
+    }
+}
+
+// ---- attention -----------------------------------------------------------------------------------------------------
+
+struct Query {
+    const void* vector;
+    float* out;
+    int32_t position;
+};
+
+// Scores of kCount queries with the 16 tokens of one tile. One chain over the dims per (query, token).
+template <int kCount>
+inline void score_tile(const CacheGeometry& cache, const uint8_t* key, const Query* queries, F scale, float* scores,
+                       int64_t stride) {
+    F sum[kCount];
+    for (int q = 0; q < kCount; ++q) sum[q] = f_zero();
+    if (cache.bf16) {
+        for (int32_t i = 0; i < cache.padded_dim / 2; ++i) {
+            const W k = w_load(key + 64 * i);
+#pragma GCC unroll 12
+            for (int q = 0; q < kCount; ++q) {
+                sum[q] = dot_bf16(sum[q], k, load_pair(static_cast<const uint16_t*>(queries[q].vector) + 2 * i));
+            }
+        }
+    } else {
+        for (int32_t i = 0; i < cache.padded_dim; ++i) {
+            const F k = f_load(reinterpret_cast<const float*>(key) + 16 * i);
+#pragma GCC unroll 12
+            for (int q = 0; q < kCount; ++q) {
+                sum[q] = f_fma(k, f_set1(static_cast<const float*>(queries[q].vector)[i]), sum[q]);
+            }
+        }
+    }
+    for (int q = 0; q < kCount; ++q) f_store(scores + q * stride, f_mul(sum[q], scale));
+}
+
+template <int kMost>
+inline void score_tiles(const CacheGeometry& cache, const uint8_t* key, const Query* queries, int count, F scale,
+                        float* scores, int64_t stride) {
+    while (count >= kMost) {
+        score_tile<kMost>(cache, key, queries, scale, scores, stride);
+        queries += kMost;
+        scores += kMost * stride;
+        count -= kMost;
+    }
+    if constexpr (kMost > 1) {
+        if (count > 0) {
+            constexpr int kNext = kMost > 6 ? 6 : kMost > 4 ? 4 : kMost > 3 ? 3 : kMost - 1;
+            score_tiles<kNext>(cache, key, queries, count, scale, scores, stride);
+        }
+    }
+}
+
+// Softmax weights of one query over its tokens, in place; zeros up to `tiles`. Gives the sum of the weights as they
+// will be used (rounded to bfloat16 for a bfloat16 cache).
+inline float softmax(const CacheGeometry& cache, const Query& query, int64_t tiles, float* scores, uint16_t* weights) {
+    const int64_t own = query.position / kLanes + 1;
+    const F lowest = f_set1(-std::numeric_limits<float>::infinity());
+    float* last = scores + (own - 1) * kLanes;
+    f_store(last, f_first(query.position % kLanes + 1, f_load(last), lowest));
+    F largest = lowest;
+    for (int64_t t = 0; t < own; ++t) largest = f_max(f_load(scores + t * kLanes), largest);
+    const F shift = f_set1(reduce_max(largest));
+    F sum = f_zero();
+    for (int64_t t = 0; t < own; ++t) {
+        F p = exponential(f_sub(f_load(scores + t * kLanes), shift));
+        if (cache.bf16) {
+            p = bf16_round(p);
+            bf16_store(weights + t * kLanes, p);
+        } else {
+            f_store(scores + t * kLanes, p);
+        }
+        sum = f_add(sum, p);
+    }
+    for (int64_t t = own; t < tiles; ++t) {
+        if (cache.bf16) std::memset(weights + t * kLanes, 0, 2 * kLanes);
+        else f_store(scores + t * kLanes, f_zero());
+    }
+    return reduce_add(sum);
+}
+
+// Weighted sum of values for kCount queries and kChunks x 16 dims: one chain over the tokens per (query, dim).
+template <int kCount, int kChunks>
+inline void value_sum(const CacheGeometry& cache, const AttentionArgs& args, const Query* queries, int64_t tiles,
+                      int32_t dim_begin, const float* scores, const uint16_t* weights, const float* sums) {
+    F out[kCount][kChunks];
+    for (int q = 0; q < kCount; ++q) {
+        for (int c = 0; c < kChunks; ++c) out[q][c] = f_zero();
+    }
+    const int64_t per_block = cache.tiles_per_block();
+    for (int64_t t = 0; t < tiles; ++t) {
+        const uint8_t* value = args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
+        if (cache.bf16) {
+            const int64_t pair_bytes = int64_t(cache.padded_dim) * 4;
+            for (int i = 0; i < kLanes / 2; ++i) {
+                W v[kChunks];
+#pragma GCC unroll 4
+                for (int c = 0; c < kChunks; ++c) v[c] = w_load(value + i * pair_bytes + dim_begin * 4 + 64 * c);
+#pragma GCC unroll 6
+                for (int q = 0; q < kCount; ++q) {
+                    const uint32_t p = load_pair(weights + q * args.score_stride + t * kLanes + 2 * i);
+#pragma GCC unroll 4
+                    for (int c = 0; c < kChunks; ++c) out[q][c] = dot_bf16(out[q][c], v[c], p);
+                }
+            }
+        } else {
+            const float* v32 = reinterpret_cast<const float*>(value) + dim_begin;
+            for (int i = 0; i < kLanes; ++i) {
+                F v[kChunks];
+#pragma GCC unroll 4
+                for (int c = 0; c < kChunks; ++c) v[c] = f_load(v32 + i * int64_t(cache.padded_dim) + 16 * c);
+#pragma GCC unroll 6
+                for (int q = 0; q < kCount; ++q) {
+                    const F p = f_set1(scores[q * args.score_stride + t * kLanes + i]);
+#pragma GCC unroll 4
+                    for (int c = 0; c < kChunks; ++c) out[q][c] = f_fma(v[c], p, out[q][c]);
+                }
+            }
+        }
+    }
+    for (int q = 0; q < kCount; ++q) {
+        for (int c = 0; c < kChunks; ++c) {
+            const int32_t dim = dim_begin + 16 * c;
+            const int n = std::min(16, cache.head_dim - dim);
+            if (n > 0) f_store_n(queries[q].out + dim, f_div(out[q][c], f_set1(sums[q])), n);
+        }
+    }
+}
+
+template <int kMost>
+inline void value_sums(const CacheGeometry& cache, const AttentionArgs& args, const Query* queries, int count,
+                       int64_t tiles, const float* scores, const uint16_t* weights, const float* sums) {
+    while (count >= kMost) {
+        int32_t dim = 0;
+        for (; dim + 64 <= cache.padded_dim; dim += 64) {
+            value_sum<kMost, 4>(cache, args, queries, tiles, dim, scores, weights, sums);
+        }
+        for (; dim < cache.padded_dim; dim += 16) {
+            value_sum<kMost, 1>(cache, args, queries, tiles, dim, scores, weights, sums);
+        }
+        queries += kMost;
+        scores += kMost * args.score_stride;
+        weights += kMost * args.score_stride;
+        sums += kMost;
+        count -= kMost;
+    }
+    if constexpr (kMost > 1) {
+        if (count > 0) {
+            constexpr int kNext = kMost > 3 ? 3 : kMost - 1;
+            value_sums<kNext>(cache, args, queries, count, tiles, scores, weights, sums);
+        }
+    }
+}
+
+void attention(const CacheGeometry& cache, const AttentionArgs& args) {
+    Query queries[kMaxQueries];
+    int count = 0;
+    const int64_t element = cache.element_bytes();
+    for (int32_t row = 0; row < args.rows; ++row) {
+        for (int32_t head = args.head_begin; head < args.head_end; ++head) {
+            queries[count++] = {static_cast<const uint8_t*>(args.query) +
+                                    (row * args.query_stride + int64_t(head) * cache.padded_dim) * element,
+                                args.out + row * args.out_stride + int64_t(head) * cache.head_dim, args.position + row};
+        }
+    }
+    const int64_t tiles = (args.position + args.rows - 1) / kLanes + 1;
+    const int64_t per_block = cache.tiles_per_block();
+    const F scale = f_set1(args.scale);
+    const int64_t lines = cache.tile_bytes();
+    for (int64_t t = 0; t < tiles; ++t) {
+        const uint8_t* key = args.layer + cache.key_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
+        // The cache is scattered over memory in pieces too short for the hardware's own prefetcher.
+        if (t + 1 < tiles) {
+            const uint8_t* next = args.layer + cache.key_tile(args.block_table[(t + 1) / per_block], args.kv_head,
+                                                              (t + 1) % per_block);
+            for (int64_t i = 0; i < lines; i += kCacheLine) __builtin_prefetch(next + i, 0, 3);
+        }
+        const uint8_t* value = args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
+        for (int64_t i = 0; i < lines; i += kCacheLine) __builtin_prefetch(value + i, 0, 2);
+        score_tiles<kScoreQueries>(cache, key, queries, count, scale, args.scores + t * kLanes, args.score_stride);
+    }
+    float sums[kMaxQueries];
+    for (int q = 0; q < count; ++q) {
+        sums[q] = softmax(cache, queries[q], tiles, args.scores + q * args.score_stride,
+                          args.weights + q * args.score_stride);
+    }
+    value_sums<kValueQueries>(cache, args, queries, count, tiles, args.scores, args.weights, sums);
+}
+
+}  // namespace
+
+constexpr KernelTable kTable = {
+    SHOAL_ISA_NAME, linear, rms_norm, convert, silu_mul, rope_and_cache, attention, sample_row,
+    std::max(kQuantPanels, kFloatPanels),
+};
+
+}  // namespace shoal::SHOAL_ISA

@@ -1,0 +1,139 @@
+// Sixteen lanes on AVX2 and FMA: two registers of eight.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace shoal::SHOAL_ISA {
+
+struct F { __m256 a, b; };
+struct I { __m256i a, b; };
+struct W { __m256i a, b; };
+
+inline F f_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void f_store(float* p, F v) { _mm256_storeu_ps(p, v.a); _mm256_storeu_ps(p + 8, v.b); }
+inline F f_load_n(const float* p, int n) {
+    alignas(32) float t[16] = {};
+    std::memcpy(t, p, sizeof(float) * static_cast<size_t>(n));
+    return f_load(t);
+}
+inline void f_store_n(float* p, F v, int n) {
+    alignas(32) float t[16];
+    f_store(t, v);
+    std::memcpy(p, t, sizeof(float) * static_cast<size_t>(n));
+}
+inline F f_set1(float v) { return {_mm256_set1_ps(v), _mm256_set1_ps(v)}; }
+inline F f_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline F f_add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F f_sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F f_mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F f_div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F f_fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F f_max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F f_min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline F f_abs(F x) {
+    const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
+}
+inline F f_first(int n, F x, F y) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256 low = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lanes));
+    const __m256 high = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), lanes));
+    return {_mm256_blendv_ps(y.a, x.a, low), _mm256_blendv_ps(y.b, x.b, high)};
+}
+inline F f_zero_below(F x, F limit, F v) {
+    return {_mm256_and_ps(_mm256_cmp_ps(x.a, limit.a, _CMP_NLT_UQ), v.a),
+            _mm256_and_ps(_mm256_cmp_ps(x.b, limit.b, _CMP_NLT_UQ), v.b)};
+}
+inline I f_round(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline F i_to_f(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline I i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline I i_set1(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}; }
+inline F f_scale2(F v, I n) {
+    return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v.a), _mm256_slli_epi32(n.a, 23))),
+            _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v.b), _mm256_slli_epi32(n.b, 23)))};
+}
+inline F f_from_half(const void* p) {
+    const __m128i* h = static_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+}
+inline void i_store(int32_t* p, I v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), v.b);
+}
+inline void i_store_s8(int8_t* p, I v) {
+    int32_t t[16];
+    i_store(t, v);
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(t[i]);
+}
+inline int32_t i_sum(I v) {
+    int32_t t[16];
+    i_store(t, v);
+    int32_t sum = 0;
+    for (int i = 0; i < 16; ++i) sum += t[i];
+    return sum;
+}
+
+inline W w_load(const void* p) {
+    const __m256i* v = static_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
+}
+inline W w_low(W w) {
+    const __m256i mask = _mm256_set1_epi8(0x0f);
+    return {_mm256_and_si256(w.a, mask), _mm256_and_si256(w.b, mask)};
+}
+inline W w_high(W w) {
+    const __m256i mask = _mm256_set1_epi8(0x0f);
+    return {_mm256_and_si256(_mm256_srli_epi16(w.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(w.b, 4), mask)};
+}
+inline int32_t load_i32(const int8_t* p) { int32_t v; std::memcpy(&v, p, 4); return v; }
+// Weights are below 128 and activations in [-127, 127], so a pair's sum stays within int16: never saturates.
+inline I dot_unsigned(I acc, W w, int32_t a) {
+    const __m256i x = _mm256_set1_epi32(a), ones = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(_mm256_maddubs_epi16(w.a, x), ones)),
+            _mm256_add_epi32(acc.b, _mm256_madd_epi16(_mm256_maddubs_epi16(w.b, x), ones))};
+}
+// Unbiased again here: |w| * sign(a, w) keeps a pair's sum within 2 * 128 * 127 < 2^15.
+inline I dot_biased_start(int32_t) { return i_zero(); }
+inline I dot_biased(I acc, W w, int32_t a) {
+    const __m256i x = _mm256_set1_epi32(a), ones = _mm256_set1_epi16(1), bias = _mm256_set1_epi8(-128);
+    const __m256i wa = _mm256_xor_si256(w.a, bias), wb = _mm256_xor_si256(w.b, bias);
+    const __m256i pa = _mm256_maddubs_epi16(_mm256_abs_epi8(wa), _mm256_sign_epi8(x, wa));
+    const __m256i pb = _mm256_maddubs_epi16(_mm256_abs_epi8(wb), _mm256_sign_epi8(x, wb));
+    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(pa, ones)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(pb, ones))};
+}
+
+inline F dot_bf16(F acc, W w, uint32_t pair) {
+    const __m256 x0 = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(pair << 16)));
+    const __m256 x1 = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(pair & 0xffff0000u)));
+    const __m256i high = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
+    acc.a = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(w.a, high)), x1, acc.a);
+    acc.b = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(w.b, high)), x1, acc.b);
+    acc.a = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(w.a, 16)), x0, acc.a);
+    acc.b = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(w.b, 16)), x0, acc.b);
+    return acc;
+}
+
+inline __m256i bf16_bits8(__m256 v) {
+    const __m256i u = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
+}
+inline F bf16_round(F v) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits8(v.a), 16)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits8(v.b), 16))};
+}
+inline void bf16_store(uint16_t* p, F v) {
+    const __m256i packed = _mm256_packus_epi32(bf16_bits8(v.a), bf16_bits8(v.b));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+constexpr int kQuantRows = 2, kQuantPanels = 1;
+constexpr int kFloatRows = 4, kFloatPanels = 1;
+constexpr int kScoreQueries = 4, kValueQueries = 1;
+
+}  // namespace shoal::SHOAL_ISA
