@@ -37,7 +37,7 @@ check: $(VENV)/.tools ## linters, formatters, types and import contracts; change
 	step $(BIN)/ruff check .; \
 	step $(BIN)/ruff format --check .; \
 	step $(BIN)/mypy; \
-	step env PYTHONPATH=src $(BIN)/lint-imports; \
+	step env PYTHONPATH=src $(BIN)/lint-imports --no-logo; \
 	[ -z "$(CPP)" ] || step $(BIN)/clang-format --dry-run -Werror $(CPP); \
 	[ -z "$$failed" ] || { printf "failed:$$failed\n"; exit 1; }
 
