@@ -23,8 +23,7 @@ namespace {
 
 constexpr int kLane = kSampleLanes;
 constexpr int kBlockSize = kSampleBlock;
-constexpr int kThresholds = 7;
-constexpr int kSmallBand = 512;  // tokens that top-p sorts outright
+constexpr int kSmallBand = 64;  // tokens that top-p sorts outright
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Own types, so that no standard template is instantiated that another instruction set's file instantiates too:
@@ -85,7 +84,8 @@ inline float exponential(float x) {
     p = p * r + 0.5f;
     p = (p * r) * r + r + 1.0f;
     const uint32_t bits = std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23);
-    return x < -87.0f ? 0.0f : std::bit_cast<float>(bits);
+    const uint32_t keep = x < -87.0f ? 0u : ~0u;  // a mask rather than a branch: the compiler makes no vectors of that
+    return std::bit_cast<float>(bits & keep);
 }
 
 // ln x for normal x > 0, within 2e-16 relative to max(1, |ln x|): x = 2^e m with m in [sqrt(1/2), sqrt(2)), and
@@ -301,24 +301,24 @@ struct Band {
     int count;  // weights in [low, high)
 };
 
-// Halves the band until it holds at most `enough` weights or weights of one value only. w holds at least the band; the
-// weights above it that w does not hold sum to `outside`.
-void narrow(Band& band, const float* w, int n, double target, double outside, int outside_count, int enough) {
-    int count_low = outside_count + n, count_high = count_low - band.count;
+// Halves the band until it holds at most `enough` weights, or weights of one value only. w holds the n = band.count
+// weights of the band and, for the first call, nothing else either.
+void narrow(Band& band, const float* w, int n, double target, int enough) {
+    const double outside = band.above;
+    int count_low = n, count_high = 0;
     // A first guess that splits most distributions well: 2^-12 of the best.
-    uint32_t middle = std::bit_cast<uint32_t>(0x1p-12f);
-    while (count_low - count_high > enough && band.high - band.low > 1) {
+    for (uint32_t middle = std::bit_cast<uint32_t>(0x1p-12f);
+         count_low - count_high > enough && band.high - band.low > 1; middle = 0) {
         if (middle <= band.low || middle >= band.high) middle = band.low + (band.high - band.low) / 2;
         const Mass mass = mass_from(w, n, std::bit_cast<float>(middle));
         if (outside + mass.sum >= target) {
             band.low = middle;
-            count_low = outside_count + mass.count;
+            count_low = mass.count;
         } else {
             band.high = middle;
             band.above = outside + mass.sum;
-            count_high = outside_count + mass.count;
+            count_high = mass.count;
         }
-        middle = 0;
     }
     band.count = count_low - count_high;
 }
@@ -328,10 +328,55 @@ void narrow(Band& band, const float* w, int n, double target, double outside, in
 float nucleus(const float* z, float* w, int n, double total, double top_p, const SampleScratch& scratch) {
     const double target = top_p * total;
     Band band{0, std::bit_cast<uint32_t>(1.0f) + 1, 0.0, n};
-    narrow(band, w, n, target, 0.0, 0, kLargeBand);
-    // Only the band matters from here on: copy it, and narrow the copy.
+    narrow(band, w, n, target, kSampleBand);
+    if (band.low == 0 && band.count > kSampleBand) return 0.0f;  // weightless tokens: nothing to cut
+
+    int number = 0;
     int32_t* found = scratch.found;
-    float* found_weights = scratch.adjusted_or_spare;
+    const float from = std::bit_cast<float>(band.low), to = std::bit_cast<float>(band.high);
+    for (int b = 0; b < block_count(n); ++b) {
+        const int begin = b * kBlockSize, length = block_length(n, b);
+        int count = 0;
+        each(length, [&](int i) { count += (w[begin + i] >= from ? 1 : 0) & (w[begin + i] < to ? 1 : 0); });
+        if (count == 0) continue;
+        for (int i = begin; i < begin + length; ++i) {
+            found[number] = i;
+            number += (w[i] >= from ? 1 : 0) & (w[i] < to ? 1 : 0);
+        }
+    }
+
+    Key* keys = as_keys(scratch);
+    if (number > kSampleBand) {  // all of one weight: their number is all that counts
+        for (int i = 0; i < number; ++i) keys[i] = rank_key(z[found[i]], found[i]);
+        const double wanted = (target - band.above) / static_cast<double>(from);
+        int kept = wanted < number ? static_cast<int>(wanted) : number;
+        if (kept < number && static_cast<double>(kept) < wanted) ++kept;
+        if (kept == 0) kept = 1;
+        if (kept < number) std::nth_element(keys, keys + (kept - 1), keys + number, BetterKey{});
+        for (int i = kept; i < number; ++i) w[key_index(keys[i])] = 0.0f;
+        return from;
+    }
+
+    // Only these matter from here on: narrow a copy of them, then sort what is left.
+    float* copy = scratch.band;
+    for (int i = 0; i < number; ++i) copy[i] = w[found[i]];
+    narrow(band, copy, number, target, kSmallBand);
+    const float low = std::bit_cast<float>(band.low), high = std::bit_cast<float>(band.high);
+    int left = 0;
+    for (int i = 0; i < number; ++i) {
+        if (copy[i] >= low && copy[i] < high) keys[left++] = rank_key(z[found[i]], found[i]);
+    }
+    std::sort(keys, keys + left, BetterKey{});
+    double sum = band.above;
+    int kept = 0;
+    while (kept < left) {
+        sum += static_cast<double>(w[key_index(keys[kept++])]);
+        if (sum >= target) break;
+    }
+    for (int i = kept; i < left; ++i) w[key_index(keys[i])] = 0.0f;
+    return low;
+}
+
 // Inverse CDF in index order: the first index at which the running sum exceeds u * total.
 int draw(const float* w, int n, const double* block_sum, double total, double u) {
     const double target = u * total;

@@ -77,8 +77,9 @@ struct SampleOutput {
     float* top_logprobs;  // the same
 };
 
-constexpr int kSampleLanes = 16;   // partial sums and maxima of a block
+constexpr int kSampleLanes = 16;   // maxima kept per block
 constexpr int kSampleBlock = 256;  // tokens whose weights are summed in float32
+constexpr int kSampleBand = 4096;  // tokens among which top-p looks for the end of the nucleus in a copy
 
 // Working memory of one thread, carved from one piece by sample_scratch; nothing is allocated in a step.
 // marks is all zero between calls.
@@ -94,6 +95,7 @@ struct SampleScratch {
     float* lane_max;     // [blocks * 16]
     float* block_max;    // [blocks]
     float* spare;        // [blocks * 16]
+    float* band;         // [kSampleBand]
     double* block_sum;   // [blocks]
 };
 
@@ -106,7 +108,7 @@ static inline size_t sample_scratch_bytes(int vocab) {
     using sample_detail::padded;
     const size_t n = static_cast<size_t>(vocab), b = sample_detail::blocks(vocab);
     return 5 * padded(4 * n) + padded(4 * (n + 1)) + padded(8 * n) + 2 * padded(4 * b * kSampleLanes) + padded(4 * b) +
-           padded(8 * b);
+           padded(4 * kSampleBand) + padded(8 * b);
 }
 
 // memory: sample_scratch_bytes(vocab) bytes, aligned to 64, which must outlive the result.
@@ -130,6 +132,7 @@ static inline SampleScratch sample_scratch(void* memory, int vocab) {
     s.lane_max = static_cast<float*>(take(4 * b * kSampleLanes));
     s.block_max = static_cast<float*>(take(4 * b));
     s.spare = static_cast<float*>(take(4 * b * kSampleLanes));
+    s.band = static_cast<float*>(take(4 * kSampleBand));
     s.block_sum = static_cast<double*>(take(8 * b));
     std::memset(s.marks, 0, 4 * n);
     return s;
