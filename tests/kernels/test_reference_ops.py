@@ -97,6 +97,7 @@ def test_rms_norm_of_zeros_is_zero() -> None:
             ("bf16", "Q4_0", "bf16"),
             ("bf16", "F32", "bf16"),
             ("native", "Q4_0", "groups"),
+            ("native", "Q4_K", "groups"),
             ("native", "Q6_K", "groups"),
             ("native", "BF16", "bf16"),
             ("native", "F16", "as it is"),
@@ -120,6 +121,8 @@ def test_linear(
     column = 0
     for matrix, bias in zip(weights, biases, strict=True):
         used = round_to_bfloat16(matrix) if precision == "bf16" else matrix
+        if numerics[:2] == ("native", "Q6_K"):
+            used = round_to_groups(matrix)
         for out in range(len(matrix)):
             for row in range(rows):
                 products = [float(seen[row, i]) * float(used[out, i]) for i in range(width)]

@@ -7,8 +7,9 @@ Three precisions, all accumulated in float32:
 
 - ``f32``: weights as the file's blocks stand for them, nothing rounded;
 - ``bf16``: weights and inputs of every linear operation rounded to bfloat16;
-- ``native``: weights as the file's blocks stand for them. A quantized weight sees its input rounded to 8 bits in
-  groups of 32 (``activation_groups``), a BF16 weight sees it rounded to bfloat16, any other sees it as it is.
+- ``native``: weights as the file's blocks stand for them, but for Q6_K: its scales cover 16 features, and its values
+  are rounded to 8 bits in groups of 32. A quantized weight sees its input rounded to 8 bits in groups of 32
+  (``activation_groups``), a BF16 weight sees it rounded to bfloat16, any other sees it as it is.
 
 Embeddings, norms, biases, rotation and residuals are float32 in all of them. Attention follows the cache's type, not
 the precision: it always reads what was stored, and with a bfloat16 cache both its products have bfloat16 inputs, so
@@ -74,6 +75,13 @@ class ReferenceWeights:
             return round_to_groups(x)
         return x
 
+    def _stored(self, type_name: str, values: FloatArray) -> FloatArray:
+        if self.precision == "bf16":
+            return round_to_bfloat16(values)
+        if self.precision == "native" and type_name == "Q6_K":
+            return round_to_groups(values)
+        return values
+
     def _keep(self, weight: WeightTensor) -> FloatArray:
         kept = self._kept.get(id(weight))
         if kept is None:
@@ -83,8 +91,8 @@ class ReferenceWeights:
                     f"{weight.name}: shape {weight.shape} wants {int(np.prod(weight.shape))} values, "
                     f"its {weight.type_name} data holds {values.size}"
                 )
-            if self.precision == "bf16" and len(weight.shape) == 2:
-                values = round_to_bfloat16(values)
+            if len(weight.shape) == 2:
+                values = self._stored(weight.type_name, values)
             kept = self._kept[id(weight)] = (weight, values)
         return kept[1]
 
