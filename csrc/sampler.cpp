@@ -457,7 +457,8 @@ void sample_row(const float* logits, int vocab, const SampleParams& p, const Sam
     double log_total = 0.0;
     if (p.num_logprobs >= 0) log_total = logarithm(weigh<false>(logits, vocab, raw.max, 1.0f, nullptr, nullptr));
     const auto logprob = [&](int id) {
-        return static_cast<float>(static_cast<double>(logits[id]) - static_cast<double>(raw.max) - log_total);
+        const double value = static_cast<double>(logits[id]) - static_cast<double>(raw.max) - log_total;
+        return value < -FLT_MAX ? -FLT_MAX : static_cast<float>(value);  // a possible token's is finite
     };
     if (p.num_logprobs > 0) {
         int kept = 0;

@@ -76,9 +76,9 @@ def test_stop_ids_are_banned_below_min_tokens_only() -> None:
 
 
 def test_tiny_values_do_not_become_zero() -> None:
-    row = pack(
-        [entry(SamplingParams(temperature=1e-300, top_p=1e-300, min_p=1e-300, repetition_penalty=1e-300))]
-    ).rows[0]
+    row = pack([entry(SamplingParams(temperature=1e-300, top_p=1e-300, min_p=1e-300, repetition_penalty=1e-300))]).rows[
+        0
+    ]
     for name in ("temperature", "top_p", "min_p", "repetition"):
         assert row[name] == np.finfo(np.float32).tiny
     assert pack([entry(SamplingParams(temperature=0))]).rows["temperature"][0] == 0
@@ -109,7 +109,7 @@ def test_a_packer_with_memory_equals_a_fresh_one(params: list[SamplingParams], d
     generated: list[tuple[int, ...]] = [()] * len(params)
     for _ in range(data.draw(st.integers(1, 8))):
         plan: list[StepEntry] = []
-        for i, one in enumerate(base):
+        for i in range(len(base)):
             match data.draw(st.sampled_from(["grow", "grow", "again", "skip", "forget", "restart", "replace"])):
                 case "grow":
                     generated[i] += tuple(data.draw(st.lists(st.integers(0, 50), min_size=1, max_size=70)))
@@ -120,12 +120,11 @@ def test_a_packer_with_memory_equals_a_fresh_one(params: list[SamplingParams], d
                 case "restart":
                     generated[i] = ()
                 case "replace":
-                    base[i] = one = entry(data.draw(PARAMS), seq_id=i, seed=99, prompt=(5,))
+                    base[i] = entry(data.draw(PARAMS), seq_id=i, seed=99, prompt=(5,))
                     generated[i] = ()
+            one = base[i]
             history = one.request.prompt_ids + generated[i] if one.request.params.penalized else ()
-            plan.append(
-                one._replace(start=9 + len(generated[i]), num_generated=len(generated[i]), history=history)
-            )
+            plan.append(one._replace(start=9 + len(generated[i]), num_generated=len(generated[i]), history=history))
         remembered, fresh = packer.pack(plan), pack(plan)
         assert remembered.rows.tobytes() == fresh.rows.tobytes()
         for name in ("bias_ids", "bias_values", "banned_ids", "history"):

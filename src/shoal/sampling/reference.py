@@ -78,10 +78,10 @@ def sample(logits: NDArray[np.float32], batch: SamplingBatch, row: int) -> Sampl
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Log-probabilities of the model's own distribution."""
+    """Log-probabilities of the model's own distribution: finite in float32 unless the logit is -inf."""
     shifted = logits.astype(np.float64) - float(logits.max())
     result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
-    return result
+    return np.where(np.isneginf(logits), result, np.maximum(result, -float(_FLOAT_MAX)))
 
 
 def top_logprobs(logits: NDArray[np.float32], count: int) -> tuple[tuple[tuple[int, float], ...], NDArray[np.float64]]:
