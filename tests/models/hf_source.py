@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.kernels.ops import RopeSpec, WeightTensor
+from shoal.models.description import LayerWeights, LlamaWeights, ModelDescription
 
 
 def read_tensors(folder: Path) -> dict[str, WeightTensor]:
@@ -52,3 +53,58 @@ def _llama3(frequency: float, scaling: dict) -> float:
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     keep = min(max((turns - low) / (high - low), 0.0), 1.0)
     return keep * frequency + (1 - keep) * frequency / scaling["factor"]
+
+
+def load_hf(folder: Path) -> tuple[ModelDescription, LlamaWeights]:
+    """The model of one folder."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    tensors = read_tensors(folder)
+
+    def layer(index: int) -> LayerWeights:
+        def get(name: str) -> WeightTensor | None:
+            return tensors.get(f"model.layers.{index}.{name}")
+
+        def need(name: str) -> WeightTensor:
+            return tensors[f"model.layers.{index}.{name}"]
+
+        return LayerWeights(
+            attn_norm=need("input_layernorm.weight"),
+            q=need("self_attn.q_proj.weight"),
+            k=need("self_attn.k_proj.weight"),
+            v=need("self_attn.v_proj.weight"),
+            o=need("self_attn.o_proj.weight"),
+            q_bias=get("self_attn.q_proj.bias"),
+            k_bias=get("self_attn.k_proj.bias"),
+            v_bias=get("self_attn.v_proj.bias"),
+            o_bias=get("self_attn.o_proj.bias"),
+            ffn_norm=need("post_attention_layernorm.weight"),
+            gate=need("mlp.gate_proj.weight"),
+            up=need("mlp.up_proj.weight"),
+            down=need("mlp.down_proj.weight"),
+            gate_bias=get("mlp.gate_proj.bias"),
+            up_bias=get("mlp.up_proj.bias"),
+            down_bias=get("mlp.down_proj.bias"),
+        )
+
+    embedding = tensors["model.embed_tokens.weight"]
+    description = ModelDescription(
+        architecture="llama",
+        num_layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        ffn_size=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["hidden_size"] // config["num_attention_heads"],
+        vocab_size=config["vocab_size"],
+        context_length=config["max_position_embeddings"],
+        rms_eps=config["rms_norm_eps"],
+        rope=rope_spec(config),
+        tied_embeddings=config["tie_word_embeddings"],
+    )
+    weights = LlamaWeights(
+        token_embedding=embedding,
+        output=embedding if config["tie_word_embeddings"] else tensors["lm_head.weight"],
+        final_norm=tensors["model.norm.weight"],
+        layers=tuple(layer(index) for index in range(config["num_hidden_layers"])),
+    )
+    return description, weights
