@@ -228,9 +228,11 @@ Mass mass_from(const float* w, int n, float floor) {
         const int length = block_length(n, b);
         Block weights;
         int count = 0;
-        each(length, [&](int i) { count += row[i] >= floor ? 1 : 0; });
-        if (count == 0) continue;
-        each(length, [&](int i) { weights.v[i] = row[i] >= floor ? row[i] : 0.0f; });
+        each(length, [&](int i) {
+            const bool in = row[i] >= floor;
+            weights.v[i] = in ? row[i] : 0.0f;
+            count += in ? 1 : 0;
+        });
         weights.fill_from(length, 0.0f);
         mass.sum += weights.sum();
         mass.count += count;
@@ -299,6 +301,9 @@ struct Band {
     uint32_t low, high;
     double above;
     int count;  // weights in [low, high)
+
+    // 1 or 0, by one unsigned comparison.
+    int holds(float weight) const { return std::bit_cast<uint32_t>(weight) - low < high - low ? 1 : 0; }
 };
 
 // Halves the band until it holds at most `enough` weights, or weights of one value only. w holds the n = band.count
@@ -333,38 +338,37 @@ float nucleus(const float* z, float* w, int n, double total, double top_p, const
 
     int number = 0;
     int32_t* found = scratch.found;
-    const float from = std::bit_cast<float>(band.low), to = std::bit_cast<float>(band.high);
     for (int b = 0; b < block_count(n); ++b) {
         const int begin = b * kBlockSize, length = block_length(n, b);
         int count = 0;
-        each(length, [&](int i) { count += (w[begin + i] >= from ? 1 : 0) & (w[begin + i] < to ? 1 : 0); });
+        each(length, [&](int i) { count += band.holds(w[begin + i]); });
         if (count == 0) continue;
         for (int i = begin; i < begin + length; ++i) {
             found[number] = i;
-            number += (w[i] >= from ? 1 : 0) & (w[i] < to ? 1 : 0);
+            number += band.holds(w[i]);
         }
     }
 
     Key* keys = as_keys(scratch);
     if (number > kSampleBand) {  // all of one weight: their number is all that counts
         for (int i = 0; i < number; ++i) keys[i] = rank_key(z[found[i]], found[i]);
-        const double wanted = (target - band.above) / static_cast<double>(from);
+        const float weight = std::bit_cast<float>(band.low);
+        const double wanted = (target - band.above) / static_cast<double>(weight);
         int kept = wanted < number ? static_cast<int>(wanted) : number;
         if (kept < number && static_cast<double>(kept) < wanted) ++kept;
         if (kept == 0) kept = 1;
         if (kept < number) std::nth_element(keys, keys + (kept - 1), keys + number, BetterKey{});
         for (int i = kept; i < number; ++i) w[key_index(keys[i])] = 0.0f;
-        return from;
+        return weight;
     }
 
     // Only these matter from here on: narrow a copy of them, then sort what is left.
     float* copy = scratch.band;
     for (int i = 0; i < number; ++i) copy[i] = w[found[i]];
     narrow(band, copy, number, target, kSmallBand);
-    const float low = std::bit_cast<float>(band.low), high = std::bit_cast<float>(band.high);
     int left = 0;
     for (int i = 0; i < number; ++i) {
-        if (copy[i] >= low && copy[i] < high) keys[left++] = rank_key(z[found[i]], found[i]);
+        if (band.holds(copy[i])) keys[left++] = rank_key(z[found[i]], found[i]);
     }
     std::sort(keys, keys + left, BetterKey{});
     double sum = band.above;
@@ -374,7 +378,7 @@ float nucleus(const float* z, float* w, int n, double total, double top_p, const
         if (sum >= target) break;
     }
     for (int i = kept; i < left; ++i) w[key_index(keys[i])] = 0.0f;
-    return low;
+    return std::bit_cast<float>(band.low);
 }
 
 // Inverse CDF in index order: the first index at which the running sum exceeds u * total.
