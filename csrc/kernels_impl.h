@@ -14,28 +14,7 @@
 namespace shoal::SHOAL_ISA {
 namespace {
 
-// ---- scalars of a vector -------------------------------------------------------------------------------------------
-
-inline float reduce_add(F v) {
-    alignas(64) float t[16];
-    f_store(t, v);
-    for (int width = 8; width > 0; width /= 2) {
-        for (int i = 0; i < width; ++i) t[i] += t[i + width];
-    }
-    return t[0];
-}
-
-// NaN if any lane is NaN: a row that went wrong must not look healthy.
-inline float reduce_max(F v) {
-    alignas(64) float t[16];
-    f_store(t, v);
-    float best = t[0];
-    for (int i = 1; i < 16; ++i) {
-        if (t[i] != t[i]) return t[i];
-        best = t[i] > best ? t[i] : best;
-    }
-    return best;
-}
+// ---- elementary functions ----------------------------------------------------------------------------------------
 
 // e^x for x <= 88: Cody-Waite reduction, degree 6 Taylor-like minimax polynomial on [-ln2/2, ln2/2], about 1 ulp.
 // Results below 2^-126 are zero, so that no subnormal is ever made.
@@ -300,7 +279,7 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t width, flo
         const F v = f_load_n(x + i, static_cast<int>(width - i));
         squares = f_fma(v, v, squares);
     }
-    const F factor = f_set1(1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(width) + eps));
+    const F factor = f_set1(1.0f / std::sqrt(f_reduce_add(squares) / static_cast<float>(width) + eps));
     i = 0;
     for (; i + 16 <= width; i += 16) f_store(out + i, f_mul(f_mul(f_load(x + i), factor), f_load(weight + i)));
     if (i < width) {
@@ -312,7 +291,8 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t width, flo
 // Eight-bit activations, symmetric, one scale per 32: q = round_half_even(x * (127 / absmax)).
 inline void quantize_group(const float* x, int8_t* q, GroupScale* scale) {
     const F a = f_load(x), b = f_load(x + 16);
-    const float largest = reduce_max(f_max(f_abs(a), f_abs(b)));
+    // The maximum of a pair forgets a NaN in its first operand; a's comes back through the product with zero.
+    const float largest = f_reduce_max(f_fma(a, f_zero(), f_max(f_abs(a), f_abs(b))));
     // NaN compares false and takes the multiplying branch, where it spreads into the scale.
     if (largest == 0.0f) {
         i_store_s8(q, i_zero());
@@ -350,12 +330,13 @@ void convert(const float* x, int64_t begin, int64_t end, const RowForms& forms) 
 }
 
 void silu_mul(const float* gate, const float* up, int64_t begin, int64_t end, float* out) {
-    const F one = f_set1(1.0f), cap = f_set1(88.0f);
+    // Below -88 the result is as good as zero, and the exponential would overflow.
+    const F one = f_set1(1.0f), lowest = f_set1(-88.0f);
     for (int64_t i = begin; i < end; i += 16) {
         const int n = static_cast<int>(std::min<int64_t>(16, end - i));
-        const F g = n == 16 ? f_load(gate + i) : f_load_n(gate + i, n);
+        const F g = f_max(lowest, n == 16 ? f_load(gate + i) : f_load_n(gate + i, n));
         const F u = n == 16 ? f_load(up + i) : f_load_n(up + i, n);
-        const F e = exponential(f_min(f_sub(f_zero(), g), cap));
+        const F e = exponential(f_sub(f_zero(), g));
         const F v = f_mul(f_div(g, f_add(one, e)), u);
         if (n == 16) f_store(out + i, v);
         else f_store_n(out + i, v, n);
@@ -489,7 +470,7 @@ inline float softmax(const CacheGeometry& cache, const Query& query, int64_t til
     f_store(last, f_first(query.position % kLanes + 1, f_load(last), lowest));
     F largest = lowest;
     for (int64_t t = 0; t < own; ++t) largest = f_max(f_load(scores + t * kLanes), largest);
-    const F shift = f_set1(reduce_max(largest));
+    const F shift = f_set1(f_reduce_max(largest));
     F sum = f_zero();
     for (int64_t t = 0; t < own; ++t) {
         F p = exponential(f_sub(f_load(scores + t * kLanes), shift));
@@ -505,7 +486,7 @@ inline float softmax(const CacheGeometry& cache, const Query& query, int64_t til
         if (cache.bf16) std::memset(weights + t * kLanes, 0, 2 * kLanes);
         else f_store(scores + t * kLanes, f_zero());
     }
-    return reduce_add(sum);
+    return f_reduce_add(sum);
 }
 
 // Weighted sum of values for kCount queries and kChunks x 16 dims: one chain over the tokens per (query, dim).

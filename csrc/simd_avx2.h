@@ -47,6 +47,19 @@ inline F f_zero_below(F x, F limit, F v) {
     return {_mm256_and_ps(_mm256_cmp_ps(x.a, limit.a, _CMP_NLT_UQ), v.a),
             _mm256_and_ps(_mm256_cmp_ps(x.b, limit.b, _CMP_NLT_UQ), v.b)};
 }
+inline float f_reduce_add(F v) {
+    const __m256 h = _mm256_add_ps(v.a, v.b);
+    const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    const __m128 d = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+inline float f_reduce_max(F v) {
+    if (_mm256_movemask_ps(_mm256_cmp_ps(v.a, v.b, _CMP_UNORD_Q))) return __builtin_nanf("");
+    const __m256 h = _mm256_max_ps(v.a, v.b);
+    const __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    const __m128 d = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
 inline I f_round(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline F i_to_f(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline I i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
@@ -59,21 +72,17 @@ inline F f_from_half(const void* p) {
     const __m128i* h = static_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
 }
-inline void i_store(int32_t* p, I v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v.a);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), v.b);
-}
 inline void i_store_s8(int8_t* p, I v) {
-    int32_t t[16];
-    i_store(t, v);
-    for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(t[i]);
+    // Packing works within halves; the permutation puts the four pieces in order again.
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 inline int32_t i_sum(I v) {
-    int32_t t[16];
-    i_store(t, v);
-    int32_t sum = 0;
-    for (int i = 0; i < 16; ++i) sum += t[i];
-    return sum;
+    const __m256i h = _mm256_add_epi32(v.a, v.b);
+    const __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    const __m128i d = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(d, _mm_shuffle_epi32(d, 0xb1)));
 }
 
 inline W w_load(const void* p) {

@@ -30,6 +30,18 @@ inline F f_abs(F a) { return _mm512_abs_ps(a); }
 inline F f_first(int n, F a, F b) { return _mm512_mask_blend_ps(__mmask16((1u << n) - 1), b, a); }
 // where x < limit: zero, else v
 inline F f_zero_below(F x, F limit, F v) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), v); }
+// Sum of the lanes: halves are added until one lane is left.
+inline float f_reduce_add(F v) {
+    const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    const __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    const __m128 d = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+// Largest lane; NaN if any lane is: a row that went wrong must not look healthy.
+inline float f_reduce_max(F v) {
+    if (_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q)) return __builtin_nanf("");
+    return _mm512_reduce_max_ps(v);
+}
 inline I f_round(F a) { return _mm512_cvtps_epi32(a); }
 inline F i_to_f(I a) { return _mm512_cvtepi32_ps(a); }
 inline I i_zero() { return _mm512_setzero_si512(); }

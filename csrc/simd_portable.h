@@ -29,6 +29,20 @@ inline F f_min(F x, F y) { SHOAL_EACH x.v[i] = x.v[i] < y.v[i] ? x.v[i] : y.v[i]
 inline F f_abs(F x) { SHOAL_EACH x.v[i] = std::fabs(x.v[i]); return x; }
 inline F f_first(int n, F x, F y) { SHOAL_EACH x.v[i] = i < n ? x.v[i] : y.v[i]; return x; }
 inline F f_zero_below(F x, F limit, F v) { SHOAL_EACH v.v[i] = x.v[i] < limit.v[i] ? 0.0f : v.v[i]; return v; }
+inline float f_reduce_add(F x) {
+    for (int width = 8; width > 0; width /= 2) {
+        for (int i = 0; i < width; ++i) x.v[i] += x.v[i + width];
+    }
+    return x.v[0];
+}
+inline float f_reduce_max(F x) {
+    float best = x.v[0];
+    SHOAL_EACH {
+        if (x.v[i] != x.v[i]) return x.v[i];
+        best = x.v[i] > best ? x.v[i] : best;
+    }
+    return best;
+}
 // As the x86 conversion: out of range and NaN give the most negative integer.
 inline I f_round(F x) {
     I r;

@@ -161,7 +161,10 @@ class CpuBackend:
         self._program = None
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logits [len(token_ids), vocab] after each token of one text. Uses the cache from its first block on, so only on an idle backend."""
+        """Logits [len(token_ids), vocab] after each token of one text.
+
+        Uses the cache from its first block on, so only on a backend that nobody else is using.
+        """
         program = self._open()
         size = self._cache_shape.block_size
         num_blocks = -(-len(token_ids) // size)

@@ -56,7 +56,10 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Grouped-query attention: query head h reads KV head h // (num_heads / num_kv_heads); scores are multiplied by ``scale``."""
+    """Grouped-query attention (Ainslie et al. 2023).
+
+    Query head h reads KV head h // (num_heads / num_kv_heads); scores are multiplied by ``scale``.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -93,11 +96,14 @@ class Ops(Protocol[T]):
         ...
 
     def linear(self, x: T, weights: tuple[WeightTensor, ...], biases: tuple[WeightTensor | None, ...] = ()) -> T:
-        """x @ concat(weights).T (+ concat(biases)): several weights over one input give one wide output. ``biases`` is () or one per weight."""
+        """x @ concat(weights).T (+ concat(biases)): several weights over one input give one wide output.
+
+        ``biases`` is () or one per weight.
+        """
         ...
 
     def rope_and_cache(self, qkv: T, layer: int, attention: AttentionSpec, rope: RopeSpec) -> T:
-        """Split [q heads | k heads | v heads]; rotate q and k by position; store k and v in the cache; give the rotated q."""
+        """Split [q heads | k heads | v heads]; rotate q and k by position; store k and v; give the rotated q."""
         ...
 
     def attention(self, q: T, layer: int, attention: AttentionSpec) -> T:

@@ -24,7 +24,10 @@ Dequantize = Callable[[str, NDArray[np.uint8]], NDArray[np.float32]]
 
 @dataclass(slots=True)
 class Handle:
-    """A buffer of the program: [rows, width], or [samples, width]. ``pending`` writes it, given a residual buffer or -1."""
+    """A buffer of the program: [rows, width], or [samples, width].
+
+    ``pending`` is a product that has yet to be recorded; it takes the buffer to add, or -1.
+    """
 
     buffer: int
     width: int
