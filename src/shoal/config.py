@@ -25,7 +25,7 @@ class EngineConfig:
     """Everything about one engine.
 
     precision: "native" computes on the file's own 4- and 8-bit blocks with 8-bit activations in groups of 32;
-        "bf16" and "f32" expand the weights; "auto" is native for quantized files, bf16 for 16-bit files, f32 for float32 files.
+        "bf16" and "f32" expand the weights; "auto" is native for quantized files, else what the file's floats need.
     kv_dtype: "auto" is f32 for precision f32, else bf16.
     isa: instruction set of the native kernels; "auto" takes the best this CPU has.
     threads: None is one per available core.

@@ -27,7 +27,9 @@ RUN_IN = 256
 class Scorer(Protocol):
     """Gives logits [len(token_ids), vocab] after each token of one text."""
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]: ...
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """One row per token."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from native_harness import (
     FLOATS,
     QUANTIZED,
@@ -25,10 +24,11 @@ from native_harness import (
     random_weight,
     rows_step,
 )
+from shoal.models.dequantize import dequantize
+
 from shoal.errors import KernelError
 from shoal.kernels.native import available_isas, choose_isa
 from shoal.kernels.ops import AttentionSpec, RopeSpec
-from shoal.models.dequantize import dequantize
 
 ISAS = available_isas()
 ALL_ISAS = ("avx512", "avx2", "portable")
@@ -288,7 +288,7 @@ def test_attention_is_exact_in_chunks_batches_threads_and_sets(seed: int, kv_dty
 @each_isa
 @pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
 def test_a_block_that_held_nan_gives_nothing_away(isa: str, kv_dtype: str) -> None:
-    """A sequence whose values were NaN leaves its blocks behind; whoever gets them next computes as if they were new."""
+    """Whoever gets the blocks of a sequence whose values were NaN computes as if they were new."""
     rng = np.random.default_rng(1)
     shape = Geometry(vocab=20, num_heads=4, num_kv_heads=2, head_dim=16, num_blocks=4, kv_dtype=kv_dtype)
     width = 64

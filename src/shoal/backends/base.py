@@ -15,16 +15,25 @@ class Backend(Protocol):
     """
 
     @property
-    def cache_shape(self) -> CacheShape: ...
+    def cache_shape(self) -> CacheShape:
+        """The paged KV cache as built."""
+        ...
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        ...
 
     @property
-    def context_length(self) -> int: ...
+    def context_length(self) -> int:
+        """Longest sequence, in tokens."""
+        ...
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. A fault of one entry is its ``EntryResult.error``; an exception condemns no entry in particular."""
+        """Run one step.
+
+        A fault of one entry is its ``EntryResult.error``; an exception condemns no entry in particular.
+        """
         ...
 
     def forget(self, seq_id: int) -> None:

@@ -30,8 +30,10 @@ class SamplingParams:
     top_k: keep the k most likely tokens; 0 keeps all.
     top_p: keep the smallest set of tokens whose probability reaches this; 1 keeps all.
     min_p: drop tokens less likely than this fraction of the most likely one; 0 keeps all.
-    repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output (Keskar et al. 2019).
-    presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once and per occurrence (OpenAI's definition).
+    repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output
+        (Keskar et al. 2019).
+    presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once and per occurrence
+        (OpenAI's definition).
     logit_bias: added to the logits of the given token ids.
     seed: same seed, same tokens, whatever else is in the batch; None draws a fresh one.
     logprobs: None for none, k for the chosen token's log-probability and the k most likely alternatives. They
@@ -82,7 +84,8 @@ class SamplingParams:
             raise InvalidRequestError("ignore_eos", f"must be true or false, got {self.ignore_eos!r}")
         _integer("n", self.n, low=1, high=MAX_N)
         object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS))
+        ids = _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        object.__setattr__(self, "stop_token_ids", ids)
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
 
     @property
@@ -101,7 +104,9 @@ class SamplingParams:
         known = {item.name for item in fields(cls)}
         for name in values:
             if name not in known:
-                raise InvalidRequestError(str(name), f"unknown sampling parameter; known are {', '.join(sorted(known))}")
+                raise InvalidRequestError(
+                    str(name), f"unknown parameter; known are {', '.join(sorted(known))}"
+                )
         return cls(**values)
 
     def with_changes(self, **changes: Any) -> SamplingParams:

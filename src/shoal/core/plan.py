@@ -79,4 +79,5 @@ class CacheShape(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
+        """Tokens that fit."""
         return self.num_blocks * self.block_size

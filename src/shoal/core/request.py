@@ -28,7 +28,7 @@ class Request:
     request_id: unique among live requests.
     prompt_ids: at least one token id.
     params: as the user gave them.
-    max_tokens: resolved limit on generated tokens, >= 1 (0 never reaches the scheduler); prompt + max_tokens fits the context.
+    max_tokens: resolved limit on generated tokens, >= 1 (0 never reaches the scheduler); fits the context.
     stop_ids: tokens that end a completion: end-of-sequence (unless ignored) and ``params.stop_token_ids``.
     seed: resolved 64-bit seed; completion ``index`` of ``n`` uses its own stream, derived from (seed, index).
     priority: higher is served first under the priority policy.

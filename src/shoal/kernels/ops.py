@@ -51,6 +51,7 @@ class RopeSpec:
 
     @property
     def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
         return 2 * len(self.inverse_frequencies)
 
 
