@@ -363,6 +363,39 @@ def test_penalties_count_what_they_should(native: NativeSampler) -> None:
     assert adjusted.tolist() == [1.0, 1.0 - 0.5 - 0.75, 2.0, -4.0 - 0.5 - 0.25, 1.75]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_adjusted_logits_are_exact(native: NativeSampler, seed: int) -> None:
+    """Native code adjusts to the twin's very bits: token 0 wins with that logit and loses with the float below."""
+    rng = np.random.default_rng(seed)
+    repetition, presence, frequency = rng.uniform(0.5, 2), rng.uniform(-2, 2), rng.uniform(-2, 2)
+    params = SamplingParams(
+        temperature=0,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        logit_bias={2: rng.uniform(-3, 3), 4: rng.uniform(-3, 3)},
+    )
+    for token in range(1, 6):
+        # 1: untouched; 2: bias; 3: prompt; 4: output, and bias; 5: both
+        batch = pack([entry(params, prompt=(3, 3, 5), generated=(4, 5, 4, 5, 5))])
+        logits = np.full(6, -np.float32(1e30))
+        logits[token] = rng.uniform(-3, 3)
+        value = adjust(logits, batch, 0)[token]
+        for ruler, winner in ((value, 0), (np.nextafter(value, -INF), token)):
+            logits[0] = ruler
+            assert native(logits[None], batch).results["token"].tolist() == [winner]
+
+
+def test_nothing_makes_the_impossible_possible(native: NativeSampler) -> None:
+    params = SamplingParams(
+        repetition_penalty=2.0, presence_penalty=-5.0, frequency_penalty=-5.0, logit_bias={0: 100.0}, min_tokens=5
+    )
+    batch = pack([entry(params, prompt=(0, 1), generated=(0, 2), stop_ids=frozenset({3}))])
+    logits = np.array([[-INF, -INF, -INF, 0.0]], np.float32)
+    assert native(logits, batch).results["status"].tolist() == [SampleStatus.NO_CANDIDATE]
+    assert check(logits, batch, native(logits, batch)) == 0
+
+
 def test_seeds(native: NativeSampler) -> None:
     """Same (seed, index, position): same token. Another of any: another stream."""
     logits = np.zeros((64, 1000), np.float32)
