@@ -52,7 +52,8 @@ docs: $(VENV)/.tools ## write docs/cli.md from the commands' own help
 build: $(VENV)/.tools ## wheel and sdist in dist/, the wheel built from the sdist in a clean environment
 	$(BIN)/python -m build
 
-# The sanitized module is tested from a copy of the package, with -S so that .venv's editable install stays out of the way.
+# The sanitized module is tested from a copy of the package, with -S so that .venv's editable install stays out of the
+# way. The C++ library is preloaded too: the sanitizer looks for the functions that throw when the process starts.
 SANITIZED := build/asan/site
 asan: $(VENV)/.tools ## the kernel tests under the address and undefined-behaviour sanitizers
 	$(BIN)/cmake -S . -B build/asan -G Ninja -DSHOAL_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
@@ -60,9 +61,9 @@ asan: $(VENV)/.tools ## the kernel tests under the address and undefined-behavio
 	$(BIN)/cmake --build build/asan
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -R src/shoal $(SANITIZED)/
 	$(BIN)/cmake --install build/asan --prefix $(SANITIZED)
-	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-		PYTHONPATH="$(SANITIZED):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" \
+		PYTHONPATH="$(abspath $(SANITIZED)):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" \
 		$(BIN)/python -S -m pytest tests/kernels $(ARGS)
 
 clean: ## remove .venv, build outputs and caches; downloaded models stay
