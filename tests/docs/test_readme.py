@@ -1,4 +1,4 @@
-"""The README keeps its word: its commands exist, the cheap ones run, its example gives answers."""
+"""README and first steps keep their word: commands exist, the cheap ones run, the examples give answers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from doc_pages import README, ROOT, Page
+from doc_pages import DOCS, README, ROOT, Page
 
 from shoal.cli.app import make_app
 
 COMMANDS = Page(README).commands()
+ALL_COMMANDS = list(dict.fromkeys([*COMMANDS, *Page(DOCS / "getting-started.md").commands()]))
+EXAMPLES = [code for path in (README, DOCS / "getting-started.md") for code in Page(path).blocks("python")]
 PLACEHOLDERS = {"FILE": str(README)}
 
 
@@ -46,7 +48,7 @@ def test_every_command_is_of_make_or_shoal() -> None:
     assert {command.split()[0] for command in COMMANDS} == {"make", "shoal"}
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("make ")])
+@pytest.mark.parametrize("command", [command for command in ALL_COMMANDS if command.startswith("make ")])
 def test_make_target_exists(command: str) -> None:
     done = run_make("--dry-run", *shlex.split(command)[1:])
     assert done.returncode == 0, done.stderr
@@ -61,7 +63,7 @@ def test_make_alone_lists_every_target() -> None:
     assert listed == set(phony.split()[1:]) - {"FORCE"}
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("shoal ")])
+@pytest.mark.parametrize("command", [command for command in ALL_COMMANDS if command.startswith("shoal ")])
 def test_shoal_command_is_understood(command: str) -> None:
     arguments = [PLACEHOLDERS.get(word, word) for word in shlex.split(command)[1:]]
     group = typer.main.get_command(make_app())
@@ -92,11 +94,11 @@ def test_listing_models_runs_without_any(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_python_example_prints_answers(model_path: Path) -> None:
-    (example,) = Page(README).blocks("python")
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_python_example_prints_answers(example: str, model_path: Path) -> None:
     assert 'LLM("smollm2")' in example
-    code = compile(example.replace('"smollm2"', repr(str(model_path))), "README.md", "exec")
+    code = compile(example.replace('"smollm2"', repr(str(model_path))), "example", "exec")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(code, {})
+        exec(code, {"__name__": "example"})
     assert len(printed.getvalue().split()) > 10
