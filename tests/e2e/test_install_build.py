@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 10**6
+SOURCES = {".py", ".pyi", ".json", ".cpp", ".h"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -38,7 +39,7 @@ def run(*command: str | Path, folder: Path, path: str | None = None) -> str:
 def source_files(*folders: str) -> set[str]:
     """Paths of all sources below the folders, relative to the root."""
     paths = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
-    return {path.relative_to(ROOT).as_posix() for path in paths if "__pycache__" not in path.parts}
+    return {path.relative_to(ROOT).as_posix() for path in paths if path.suffix in SOURCES or path.name == "py.typed"}
 
 
 @pytest.fixture(scope="module")
