@@ -14,8 +14,7 @@ from shoal.backends.reference import ReferenceBackend
 from shoal.core.plan import EntryResult
 from shoal.core.request import Request
 from shoal.errors import ConfigError, EngineClosedError, KernelError
-from shoal.models.description import describe
-from shoal.models.gguf import GGUFFile
+from shoal.models import GGUFFile, describe
 
 MODEL = Path(__file__).parent.parent / "golden" / "data" / "tiny" / "llama-gguf" / "tiny-llama.Q4_1.gguf"
 BLOCKS_EACH = 4

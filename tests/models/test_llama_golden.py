@@ -16,9 +16,9 @@ from hf_source import load_hf
 
 from shoal.kernels.ops import StepInputs
 from shoal.kernels.reference import ReferenceCache, ReferenceOps, ReferenceWeights
+from shoal.models import GGUFFile, describe
 from shoal.models.dequantize import dequantize
-from shoal.models.description import LlamaWeights, ModelDescription, describe
-from shoal.models.gguf import GGUFFile
+from shoal.models.description import LlamaWeights, ModelDescription
 from shoal.models.llama import forward
 
 DATA = Path(__file__).parent.parent / "golden" / "data"
