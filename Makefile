@@ -33,13 +33,13 @@ test-slow: $(VENV)/.tools ## the tests marked slow
 
 check: $(VENV)/.tools ## linters, formatters, types and import contracts; changes nothing
 	@failed=; \
-	step() { echo "+ $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
+	step() { echo "+ $$*"; "$$@" || failed="$$failed\n  $${1##*/} $$2"; }; \
 	step $(BIN)/ruff check .; \
 	step $(BIN)/ruff format --check .; \
 	step $(BIN)/mypy; \
-	step env PYTHONPATH=src $(BIN)/lint-imports --no-logo; \
+	step $(BIN)/lint-imports --no-logo; \
 	[ -z "$(CPP)" ] || step $(BIN)/clang-format --dry-run -Werror $(CPP); \
-	[ -z "$$failed" ] || { printf "failed:$$failed\n"; exit 1; }
+	[ -z "$$failed" ] || { printf '%b\n' "failed:$$failed"; exit 1; }
 
 fix: $(VENV)/.tools ## apply what the linters and formatters can repair
 	$(BIN)/ruff check --fix .
