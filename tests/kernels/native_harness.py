@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from shoal.models.dequantize import dequantize
 
 from shoal.errors import KernelError
 from shoal.kernels.native import _native
 from shoal.kernels.native.recorder import NativeOps
 from shoal.kernels.ops import StepInputs, WeightTensor
 from shoal.kernels.reference import ReferenceCache, ReferenceOps, ReferenceWeights
+from shoal.models.dequantize import dequantize
 
 BLOCK_BYTES = {
     "F32": (1, 4),

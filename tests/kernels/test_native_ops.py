@@ -24,11 +24,11 @@ from native_harness import (
     random_weight,
     rows_step,
 )
-from shoal.models.dequantize import dequantize
 
 from shoal.errors import KernelError
 from shoal.kernels.native import available_isas, choose_isa
 from shoal.kernels.ops import AttentionSpec, RopeSpec
+from shoal.models.dequantize import dequantize
 
 ISAS = available_isas()
 ALL_ISAS = ("avx512", "avx2", "portable")
