@@ -10,7 +10,6 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -44,12 +43,11 @@ def make_app() -> typer.Typer:
         help="Run language models on the CPU, many requests at once.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_root)
     for name, module, function in _COMMANDS:
-        if find_spec(module) is None:
-            continue
         app.command(name)(guarded(getattr(import_module(module), function)))
     return app
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from shoal.cli.console import complain, note
+from shoal.cli.loading import open_llm
 from shoal.cli.options import DEFAULT_MODEL, Model, takes_engine_options, takes_sampling_options
 from shoal.config import EngineConfig
 from shoal.core.params import SamplingParams
@@ -44,8 +45,6 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
 ) -> None:
     """Talk with a model. /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."""
-    from shoal.cli.generate import open_llm
-
     params = SamplingParams.from_mapping(sampling)
     with open_llm(model, engine) as llm:
         if llm.model.chat_template is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.console import note
+from shoal.cli.loading import open_llm
 from shoal.cli.options import DEFAULT_MODEL, Json, Model, takes_engine_options, takes_sampling_options
 from shoal.config import EngineConfig
 from shoal.core.params import SamplingParams
@@ -44,14 +44,6 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     with open_llm(model, engine) as llm:
         _answer(llm, as_prompt(llm, text, system=system, raw=raw), params, as_json=as_json)
-
-
-def open_llm(model: str, config: EngineConfig) -> LLM:
-    """Load a model, telling on standard error what takes time."""
-    from shoal.assembly import load_model
-    from shoal.engine.llm import LLM
-
-    return LLM.from_loaded(load_model(model, config, notify=note))
 
 
 def as_prompt(llm: LLM, text: str, *, system: str | None, raw: bool) -> Prompt:

@@ -58,7 +58,7 @@ _ENGINE_FLAGS: Mapping[str, Any] = {
 }
 
 _SAMPLING_FLAGS: Mapping[str, Any] = {
-    "max_tokens": _sampling(int | None, "Most tokens to generate; default: up to the context's end."),
+    "max_tokens": _sampling(int | None, "Most tokens to generate; none given: up to the context's end."),
     "min_tokens": _sampling(int | None, "No end before so many tokens."),
     "temperature": _sampling(float | None, "0 takes the most likely token."),
     "top_k": _sampling(int | None, "Keep the k most likely tokens; 0 keeps all."),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from shoal.cli.console import FAILED, INTERRUPTED, complain, make_console, note
+from shoal.cli.loading import open_llm
 from shoal.cli.options import DEFAULT_MODEL, Model, takes_engine_options, takes_sampling_options
 from shoal.cli.prompt_file import PromptFileError, PromptLine, read_prompts
 from shoal.config import EngineConfig
@@ -31,7 +32,7 @@ def run(
     engine: EngineConfig,
     sampling: dict[str, Any],
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE.jsonl]", help="The prompts; '-' or nothing reads standard input.")
+        str | None, typer.Argument(metavar="FILE.jsonl", help="The prompts; '-' or nothing reads standard input.")
     ] = None,
     model: Model = DEFAULT_MODEL,
     output: Annotated[
@@ -52,13 +53,8 @@ def run(
     if output == "-" and as_json:
         raise typer.BadParameter("the answers go to standard output already (--output -)", param_hint="--json")
     lines = _read(file, sampling)
-    with _open_output(output) as sink:
-        from shoal.cli.generate import open_llm
-
-        with open_llm(model, engine) as llm:
-            exit_status = _run(
-                llm, lines, _OrderedWriter(sink, lines), stream, as_json=as_json, to_stdout=output != "-"
-            )
+    with _open_output(output) as sink, open_llm(model, engine) as llm:
+        exit_status = _run(llm, lines, _OrderedWriter(sink, lines), stream, as_json=as_json, to_stdout=output != "-")
     if exit_status:
         raise typer.Exit(exit_status)
 

@@ -8,7 +8,7 @@ list is no prompts; ``[[]]`` is one prompt of no tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from shoal.errors import InvalidRequestError
 
@@ -37,11 +37,11 @@ def split_prompts(prompts: Prompts) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def is_chat_prompt(prompt: Sequence[object]) -> bool:
+def is_chat_prompt(prompt: Sequence[object]) -> TypeGuard[Sequence[Message]]:
     """Whether this is a list of chat messages."""
     return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def is_token_prompt(prompt: Sequence[object]) -> bool:
+def is_token_prompt(prompt: Sequence[object]) -> TypeGuard[Sequence[int]]:
     """Whether this is a list of token ids (of numbers at least; which are valid ids is checked later)."""
     return not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], (str, Mapping, Sequence))
