@@ -32,8 +32,8 @@ enum class Format : int32_t {
     Q8AF,  // the same, float scales
 };
 
-constexpr int kLanes = 16;   // columns of a panel, floats of a vector, tokens of a KV tile
-constexpr int kGroup = 32;   // input features that share a scale
+constexpr int kLanes = 16;  // columns of a panel, floats of a vector, tokens of a KV tile
+constexpr int kGroup = 32;  // input features that share a scale
 constexpr int kCacheLine = 64;
 
 constexpr bool is_quantized(Format format) { return format >= Format::Q4H; }
@@ -62,8 +62,8 @@ constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + mu
 // Scale of one group of 32 quantized activations: x ~ scale * q.
 struct GroupScale {
     float scale;
-    float scaled_sum;       // scale * sum(q): what multiplies a weight's minimum
-    int32_t biased_start;   // -128 * sum(q): takes the bias of symmetric 8-bit weights out again
+    float scaled_sum;      // scale * sum(q): what multiplies a weight's minimum
+    int32_t biased_start;  // -128 * sum(q): takes the bias of symmetric 8-bit weights out again
 };
 
 // A matrix product: out[rows, columns] = a[rows, features] x weightT (+ bias) (+ residual).
@@ -72,7 +72,7 @@ struct Linear {
     Format format;
     int64_t features;
     int64_t columns;
-    const float* bias;       // [columns] or null
+    const float* bias;  // [columns] or null
 
     const float* a_f32;      // F32 weights
     const uint16_t* a_bf16;  // BF16 weights; rows padded with zeros to an even length
@@ -82,7 +82,7 @@ struct Linear {
     int64_t a_scale_stride;  // groups between rows of a_scales
 
     float* out;
-    const float* residual;   // same stride as out, or null
+    const float* residual;  // same stride as out, or null
     int64_t out_stride;
 };
 
@@ -98,11 +98,11 @@ struct RowForms {
 // dims in pairs [dim/2][16][2]; V is [head][tile][16 tokens][dim], in bfloat16 with tokens in pairs [8][dim][2].
 struct CacheGeometry {
     int32_t num_blocks;
-    int32_t block_size;    // tokens, a multiple of 16
+    int32_t block_size;  // tokens, a multiple of 16
     int32_t num_kv_heads;
     int32_t head_dim;
-    int32_t padded_dim;    // head_dim rounded up to 16; the rest is zero
-    int32_t bf16;          // 1: bfloat16 storage, 0: float32
+    int32_t padded_dim;  // head_dim rounded up to 16; the rest is zero
+    int32_t bf16;        // 1: bfloat16 storage, 0: float32
 
     int64_t element_bytes() const { return bf16 ? 2 : 4; }
     int64_t tile_bytes() const { return int64_t(padded_dim) * kLanes * element_bytes(); }
@@ -120,34 +120,33 @@ struct CacheGeometry {
 
 // Rotary embedding and KV write of one row.
 struct RopeArgs {
-    const float* qkv;        // [num_heads*dim | kv*dim | kv*dim]
-    const float* cos_sin;    // [rotary_dim/2] cos then [rotary_dim/2] sin of this row's position
+    const float* qkv;      // [num_heads*dim | kv*dim | kv*dim]
+    const float* cos_sin;  // [rotary_dim/2] cos then [rotary_dim/2] sin of this row's position
     int32_t rotary_dim;
     int32_t interleaved;
     int32_t num_heads;
     int32_t position;
     const int32_t* block_table;
-    uint8_t* layer;          // this layer's cache
-    int32_t clear_tail;      // zero the value slots after this one up to the end of its tile
-    void* query;             // [num_heads][padded_dim], bfloat16 or float32 as the cache
+    uint8_t* layer;      // this layer's cache
+    int32_t clear_tail;  // zero the value slots after this one up to the end of its tile
+    float* query;        // [num_heads][padded_dim]
 };
 
 // Attention of some query heads of one KV head, for consecutive rows of one sequence.
 struct AttentionArgs {
     const uint8_t* layer;
     const int32_t* block_table;
-    const void* query;       // first row; [row][num_heads][padded_dim]
-    int64_t query_stride;    // elements between rows
-    float* out;              // first row; [row][num_heads*head_dim]
+    const float* query;    // first row; [row][num_heads][padded_dim]
+    int64_t query_stride;  // elements between rows
+    float* out;            // first row; [row][num_heads*head_dim]
     int64_t out_stride;
-    int32_t position;        // of the first row
+    int32_t position;  // of the first row
     int32_t rows;
     int32_t kv_head;
     int32_t head_begin, head_end;  // query heads
     float scale;
-    float* scores;           // [kMaxQueries][score_stride]
-    uint16_t* weights;       // bfloat16 softmax weights, same shape
-    int64_t score_stride;    // >= tokens rounded up to 16
+    float* scores;         // [kMaxQueries][score_stride]
+    int64_t score_stride;  // >= tokens rounded up to 16
 };
 
 constexpr int kMaxQueries = 12;  // query vectors of one attention unit

@@ -38,12 +38,24 @@ inline F exponential(F x) {
 // ---- matrix products -----------------------------------------------------------------------------------------------
 
 template <Format kFormat> struct Traits;
-template <> struct Traits<Format::Q4H> { static constexpr bool four = true, biased = false, half = true; };
-template <> struct Traits<Format::Q4F> { static constexpr bool four = true, biased = false, half = false; };
-template <> struct Traits<Format::Q8SH> { static constexpr bool four = false, biased = true, half = true; };
-template <> struct Traits<Format::Q8SF> { static constexpr bool four = false, biased = true, half = false; };
-template <> struct Traits<Format::Q8AH> { static constexpr bool four = false, biased = false, half = true; };
-template <> struct Traits<Format::Q8AF> { static constexpr bool four = false, biased = false, half = false; };
+template <> struct Traits<Format::Q4H> {
+    static constexpr bool four = true, biased = false, half = true;
+};
+template <> struct Traits<Format::Q4F> {
+    static constexpr bool four = true, biased = false, half = false;
+};
+template <> struct Traits<Format::Q8SH> {
+    static constexpr bool four = false, biased = true, half = true;
+};
+template <> struct Traits<Format::Q8SF> {
+    static constexpr bool four = false, biased = true, half = false;
+};
+template <> struct Traits<Format::Q8AH> {
+    static constexpr bool four = false, biased = false, half = true;
+};
+template <> struct Traits<Format::Q8AF> {
+    static constexpr bool four = false, biased = false, half = false;
+};
 
 template <bool kHalf> inline F load_scales(const uint8_t* p, int which) {
     if constexpr (kHalf) return f_from_half(p + 32 * which);
@@ -185,7 +197,11 @@ template <int kRows, int kPanels> inline void f32_tile(const Linear& args, int64
     }
 }
 
-inline uint32_t load_pair(const uint16_t* p) { uint32_t v; std::memcpy(&v, p, 4); return v; }
+inline uint32_t load_pair(const uint16_t* p) {
+    uint32_t v;
+    std::memcpy(&v, p, 4);
+    return v;
+}
 
 template <int kRows, int kPanels> inline void bf16_tile(const Linear& args, int64_t row, int64_t panel, bool prefetch) {
     const int64_t pairs = (args.features + 1) / 2;
@@ -217,9 +233,12 @@ template <int kRows, int kPanels> inline void bf16_tile(const Linear& args, int6
 
 template <Format kFormat, int kRows, int kPanels>
 inline void tile(const Linear& args, int64_t row, int64_t panel, bool prefetch) {
-    if constexpr (kFormat == Format::F32) f32_tile<kRows, kPanels>(args, row, panel, prefetch);
-    else if constexpr (kFormat == Format::BF16) bf16_tile<kRows, kPanels>(args, row, panel, prefetch);
-    else quant_tile<kFormat, kRows, kPanels>(args, row, panel, prefetch);
+    if constexpr (kFormat == Format::F32)
+        f32_tile<kRows, kPanels>(args, row, panel, prefetch);
+    else if constexpr (kFormat == Format::BF16)
+        bf16_tile<kRows, kPanels>(args, row, panel, prefetch);
+    else
+        quant_tile<kFormat, kRows, kPanels>(args, row, panel, prefetch);
 }
 
 // A tile of `rows` rows, chosen at run time from the compiled ones.
@@ -325,7 +344,8 @@ void convert(const float* x, int64_t begin, int64_t end, const RowForms& forms) 
         }
     }
     if (forms.q8) {
-        for (int64_t i = begin; i + kGroup <= end; i += kGroup) quantize_group(x + i, forms.q8 + i, forms.scales + i / kGroup);
+        for (int64_t i = begin; i + kGroup <= end; i += kGroup)
+            quantize_group(x + i, forms.q8 + i, forms.scales + i / kGroup);
     }
 }
 
@@ -338,8 +358,10 @@ void silu_mul(const float* gate, const float* up, int64_t begin, int64_t end, fl
         const F u = n == 16 ? f_load(up + i) : f_load_n(up + i, n);
         const F e = exponential(f_sub(f_zero(), g));
         const F v = f_mul(f_div(g, f_add(one, e)), u);
-        if (n == 16) f_store(out + i, v);
-        else f_store_n(out + i, v, n);
+        if (n == 16)
+            f_store(out + i, v);
+        else
+            f_store_n(out + i, v, n);
     }
 }
 
@@ -367,12 +389,7 @@ void rope_and_cache(const CacheGeometry& cache, const RopeArgs& args) {
     std::fill(row, row + padded, 0.0f);
     for (int32_t h = 0; h < args.num_heads; ++h) {
         rotate(args.qkv + h * dim, args, dim, row);
-        if (cache.bf16) {
-            uint16_t* q = static_cast<uint16_t*>(args.query) + h * padded;
-            for (int32_t i = 0; i < padded; i += 16) bf16_store(q + i, f_load(row + i));
-        } else {
-            std::copy(row, row + padded, static_cast<float*>(args.query) + h * padded);
-        }
+        std::copy(row, row + padded, args.query + h * padded);
     }
     const float* keys = args.qkv + args.num_heads * dim;
     const float* values = keys + cache.num_kv_heads * dim;
@@ -413,7 +430,7 @@ void rope_and_cache(const CacheGeometry& cache, const RopeArgs& args) {
 // ---- attention -----------------------------------------------------------------------------------------------------
 
 struct Query {
-    const void* vector;
+    const float* vector;
     float* out;
     int32_t position;
 };
@@ -427,9 +444,11 @@ inline void score_tile(const CacheGeometry& cache, const uint8_t* key, const Que
     if (cache.bf16) {
         for (int32_t i = 0; i < cache.padded_dim / 2; ++i) {
             const W k = w_load(key + 64 * i);
+            const F first = bf16_first(k), second = bf16_second(k);
 #pragma GCC unroll 12
             for (int q = 0; q < kCount; ++q) {
-                sum[q] = dot_bf16(sum[q], k, load_pair(static_cast<const uint16_t*>(queries[q].vector) + 2 * i));
+                sum[q] = f_fma(first, f_set1(queries[q].vector[2 * i]), sum[q]);
+                sum[q] = f_fma(second, f_set1(queries[q].vector[2 * i + 1]), sum[q]);
             }
         }
     } else {
@@ -437,7 +456,7 @@ inline void score_tile(const CacheGeometry& cache, const uint8_t* key, const Que
             const F k = f_load(reinterpret_cast<const float*>(key) + 16 * i);
 #pragma GCC unroll 12
             for (int q = 0; q < kCount; ++q) {
-                sum[q] = f_fma(k, f_set1(static_cast<const float*>(queries[q].vector)[i]), sum[q]);
+                sum[q] = f_fma(k, f_set1(queries[q].vector[i]), sum[q]);
             }
         }
     }
@@ -461,9 +480,8 @@ inline void score_tiles(const CacheGeometry& cache, const uint8_t* key, const Qu
     }
 }
 
-// Softmax weights of one query over its tokens, in place; zeros up to `tiles`. Gives the sum of the weights as they
-// will be used (rounded to bfloat16 for a bfloat16 cache).
-inline float softmax(const CacheGeometry& cache, const Query& query, int64_t tiles, float* scores, uint16_t* weights) {
+// Softmax weights of one query over its tokens, in place; zeros up to `tiles`. Gives their sum.
+inline float softmax(const Query& query, int64_t tiles, float* scores) {
     const int64_t own = query.position / kLanes + 1;
     const F lowest = f_set1(-std::numeric_limits<float>::infinity());
     float* last = scores + (own - 1) * kLanes;
@@ -473,33 +491,26 @@ inline float softmax(const CacheGeometry& cache, const Query& query, int64_t til
     const F shift = f_set1(f_reduce_max(largest));
     F sum = f_zero();
     for (int64_t t = 0; t < own; ++t) {
-        F p = exponential(f_sub(f_load(scores + t * kLanes), shift));
-        if (cache.bf16) {
-            p = bf16_round(p);
-            bf16_store(weights + t * kLanes, p);
-        } else {
-            f_store(scores + t * kLanes, p);
-        }
+        const F p = exponential(f_sub(f_load(scores + t * kLanes), shift));
+        f_store(scores + t * kLanes, p);
         sum = f_add(sum, p);
     }
-    for (int64_t t = own; t < tiles; ++t) {
-        if (cache.bf16) std::memset(weights + t * kLanes, 0, 2 * kLanes);
-        else f_store(scores + t * kLanes, f_zero());
-    }
+    for (int64_t t = own; t < tiles; ++t) f_store(scores + t * kLanes, f_zero());
     return f_reduce_add(sum);
 }
 
 // Weighted sum of values for kCount queries and kChunks x 16 dims: one chain over the tokens per (query, dim).
 template <int kCount, int kChunks>
 inline void value_sum(const CacheGeometry& cache, const AttentionArgs& args, const Query* queries, int64_t tiles,
-                      int32_t dim_begin, const float* scores, const uint16_t* weights, const float* sums) {
+                      int32_t dim_begin, const float* scores, const float* sums) {
     F out[kCount][kChunks];
     for (int q = 0; q < kCount; ++q) {
         for (int c = 0; c < kChunks; ++c) out[q][c] = f_zero();
     }
     const int64_t per_block = cache.tiles_per_block();
     for (int64_t t = 0; t < tiles; ++t) {
-        const uint8_t* value = args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
+        const uint8_t* value =
+            args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
         if (cache.bf16) {
             const int64_t pair_bytes = int64_t(cache.padded_dim) * 4;
             for (int i = 0; i < kLanes / 2; ++i) {
@@ -508,9 +519,13 @@ inline void value_sum(const CacheGeometry& cache, const AttentionArgs& args, con
                 for (int c = 0; c < kChunks; ++c) v[c] = w_load(value + i * pair_bytes + dim_begin * 4 + 64 * c);
 #pragma GCC unroll 6
                 for (int q = 0; q < kCount; ++q) {
-                    const uint32_t p = load_pair(weights + q * args.score_stride + t * kLanes + 2 * i);
+                    const float* p = scores + q * args.score_stride + t * kLanes + 2 * i;
+                    const F p0 = f_set1(p[0]), p1 = f_set1(p[1]);
 #pragma GCC unroll 4
-                    for (int c = 0; c < kChunks; ++c) out[q][c] = dot_bf16(out[q][c], v[c], p);
+                    for (int c = 0; c < kChunks; ++c) {
+                        out[q][c] = f_fma(bf16_first(v[c]), p0, out[q][c]);
+                        out[q][c] = f_fma(bf16_second(v[c]), p1, out[q][c]);
+                    }
                 }
             }
         } else {
@@ -539,25 +554,24 @@ inline void value_sum(const CacheGeometry& cache, const AttentionArgs& args, con
 
 template <int kMost>
 inline void value_sums(const CacheGeometry& cache, const AttentionArgs& args, const Query* queries, int count,
-                       int64_t tiles, const float* scores, const uint16_t* weights, const float* sums) {
+                       int64_t tiles, const float* scores, const float* sums) {
     while (count >= kMost) {
         int32_t dim = 0;
         for (; dim + 64 <= cache.padded_dim; dim += 64) {
-            value_sum<kMost, 4>(cache, args, queries, tiles, dim, scores, weights, sums);
+            value_sum<kMost, 4>(cache, args, queries, tiles, dim, scores, sums);
         }
         for (; dim < cache.padded_dim; dim += 16) {
-            value_sum<kMost, 1>(cache, args, queries, tiles, dim, scores, weights, sums);
+            value_sum<kMost, 1>(cache, args, queries, tiles, dim, scores, sums);
         }
         queries += kMost;
         scores += kMost * args.score_stride;
-        weights += kMost * args.score_stride;
         sums += kMost;
         count -= kMost;
     }
     if constexpr (kMost > 1) {
         if (count > 0) {
             constexpr int kNext = kMost > 3 ? 3 : kMost - 1;
-            value_sums<kNext>(cache, args, queries, count, tiles, scores, weights, sums);
+            value_sums<kNext>(cache, args, queries, count, tiles, scores, sums);
         }
     }
 }
@@ -565,11 +579,9 @@ inline void value_sums(const CacheGeometry& cache, const AttentionArgs& args, co
 void attention(const CacheGeometry& cache, const AttentionArgs& args) {
     Query queries[kMaxQueries];
     int count = 0;
-    const int64_t element = cache.element_bytes();
     for (int32_t row = 0; row < args.rows; ++row) {
         for (int32_t head = args.head_begin; head < args.head_end; ++head) {
-            queries[count++] = {static_cast<const uint8_t*>(args.query) +
-                                    (row * args.query_stride + int64_t(head) * cache.padded_dim) * element,
+            queries[count++] = {args.query + row * args.query_stride + int64_t(head) * cache.padded_dim,
                                 args.out + row * args.out_stride + int64_t(head) * cache.head_dim, args.position + row};
         }
     }
@@ -581,27 +593,28 @@ void attention(const CacheGeometry& cache, const AttentionArgs& args) {
         const uint8_t* key = args.layer + cache.key_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
         // The cache is scattered over memory in pieces too short for the hardware's own prefetcher.
         if (t + 1 < tiles) {
-            const uint8_t* next = args.layer + cache.key_tile(args.block_table[(t + 1) / per_block], args.kv_head,
-                                                              (t + 1) % per_block);
+            const uint8_t* next =
+                args.layer + cache.key_tile(args.block_table[(t + 1) / per_block], args.kv_head, (t + 1) % per_block);
             for (int64_t i = 0; i < lines; i += kCacheLine) __builtin_prefetch(next + i, 0, 3);
         }
-        const uint8_t* value = args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
+        const uint8_t* value =
+            args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
         for (int64_t i = 0; i < lines; i += kCacheLine) __builtin_prefetch(value + i, 0, 2);
         score_tiles<kScoreQueries>(cache, key, queries, count, scale, args.scores + t * kLanes, args.score_stride);
     }
     float sums[kMaxQueries];
     for (int q = 0; q < count; ++q) {
-        sums[q] = softmax(cache, queries[q], tiles, args.scores + q * args.score_stride,
-                          args.weights + q * args.score_stride);
+        sums[q] = softmax(queries[q], tiles, args.scores + q * args.score_stride);
     }
-    value_sums<kValueQueries>(cache, args, queries, count, tiles, args.scores, args.weights, sums);
+    value_sums<kValueQueries>(cache, args, queries, count, tiles, args.scores, sums);
 }
 
 }  // namespace
 
 constexpr KernelTable kTable = {
-    SHOAL_ISA_NAME, linear, rms_norm, convert, silu_mul, rope_and_cache, attention, sample_row,
-    std::max(kQuantPanels, kFloatPanels),
+    SHOAL_ISA_NAME, linear,     rms_norm,
+    convert,        silu_mul,   rope_and_cache,
+    attention,      sample_row, std::max(kQuantPanels, kFloatPanels),
 };
 
 }  // namespace shoal::SHOAL_ISA

@@ -59,11 +59,13 @@ std::string check_sampling(const SamplingArrays& s, size_t samples, size_t room)
     const auto* params = reinterpret_cast<const shoal::SampleParams*>(s.params.data());
     for (size_t i = 0; i < samples; ++i) {
         const shoal::SampleParams& p = params[i];
-        if (!inside(p.bias_start, p.bias_count, s.bias_ids.size()) || !inside(p.banned_start, p.banned_count, s.banned_ids.size()) ||
+        if (!inside(p.bias_start, p.bias_count, s.bias_ids.size()) ||
+            !inside(p.banned_start, p.banned_count, s.banned_ids.size()) ||
             !inside(p.history_start, p.history_count, s.history.size()) || p.num_prompt < 0) {
             return "sampling: a range is out of its array";
         }
-        if (p.num_logprobs > 0 && static_cast<size_t>(p.num_logprobs) > room) return "sampling: too little room for alternatives";
+        if (p.num_logprobs > 0 && static_cast<size_t>(p.num_logprobs) > room)
+            return "sampling: too little room for alternatives";
     }
     return {};
 }
@@ -73,12 +75,13 @@ class NativeProgram {
     NativeProgram(const std::string& isa, int max_rows, int max_samples, int max_sequences, int max_context, int vocab,
                   int num_layers, int num_heads, int threads, int num_blocks, int block_size, int num_kv_heads,
                   int head_dim, bool cache_bf16)
-        : program_(shape(max_rows, max_samples, max_sequences, max_context, vocab, num_layers, num_heads, threads, num_blocks,
-                         block_size, num_kv_heads, head_dim, cache_bf16),
+        : program_(shape(max_rows, max_samples, max_sequences, max_context, vocab, num_layers, num_heads, threads,
+                         num_blocks, block_size, num_kv_heads, head_dim, cache_bf16),
                    kernels(isa)),
           vocab_(vocab) {}
 
-    std::pair<std::string, int> add_weight(const std::vector<std::tuple<int, Matrix<uint8_t>>>& parts, int64_t features, int format) {
+    std::pair<std::string, int> add_weight(const std::vector<std::tuple<int, Matrix<uint8_t>>>& parts, int64_t features,
+                                           int format) {
         std::vector<shoal::WeightPart> native;
         for (const auto& [type, data] : parts) {
             if (!known_type(type)) return {"unknown tensor type", -1};
@@ -91,12 +94,15 @@ class NativeProgram {
         std::string error = program_.add_weight(native, features, static_cast<shoal::Format>(format), &id);
         return {error, id};
     }
-    int add_vector(Vector<float> values) { return program_.add_vector(values.data(), static_cast<int64_t>(values.size())); }
+    int add_vector(Vector<float> values) {
+        return program_.add_vector(values.data(), static_cast<int64_t>(values.size()));
+    }
     int add_buffer(int64_t width, bool per_sample) { return width > 0 ? program_.add_buffer(width, per_sample) : -1; }
     std::string embed(int type, Matrix<uint8_t> table, int64_t width, int out) {
         if (!known_type(type)) return "unknown tensor type";
         if (static_cast<int64_t>(table.shape(0)) < vocab_) return "embed: fewer rows than the vocabulary";
-        std::string error = program_.embed(static_cast<shoal::TensorType>(type), table.data(), static_cast<int64_t>(table.shape(1)), width, out);
+        std::string error = program_.embed(static_cast<shoal::TensorType>(type), table.data(),
+                                           static_cast<int64_t>(table.shape(1)), width, out);
         if (error.empty()) kept_.push_back(table);
         return error;
     }
@@ -107,7 +113,9 @@ class NativeProgram {
     std::string rope_and_cache(int qkv, int out, int layer, int cos_sin, int rotary_dim, bool interleaved) {
         return program_.rope_and_cache(qkv, out, layer, cos_sin, rotary_dim, interleaved);
     }
-    std::string attention(int query, int out, int layer, float scale) { return program_.attention(query, out, layer, scale); }
+    std::string attention(int query, int out, int layer, float scale) {
+        return program_.attention(query, out, layer, scale);
+    }
     std::string silu_mul(int in, int out) { return program_.silu_mul(in, out); }
     std::string add(int a, int b, int out) { return program_.add(a, b, out); }
     std::string gather(int in, int out) { return program_.gather(in, out); }
@@ -119,10 +127,12 @@ class NativeProgram {
                      Vector<int32_t> history, OutVector<uint8_t> results, OutMatrix<int32_t> top_ids,
                      OutMatrix<float> top_logprobs) {
         shoal::StepView view{};
-        if (std::string error = fill(view, token_ids, positions, row_starts, block_tables, sample_rows); !error.empty()) return error;
+        if (std::string error = fill(view, token_ids, positions, row_starts, block_tables, sample_rows); !error.empty())
+            return error;
         const size_t samples = sample_rows.size();
         const SamplingArrays sampling{params, bias_ids, bias_values, banned_ids, history};
-        if (top_ids.shape(0) < samples || top_logprobs.shape(0) < samples || top_ids.shape(1) != top_logprobs.shape(1)) {
+        if (top_ids.shape(0) < samples || top_logprobs.shape(0) < samples ||
+            top_ids.shape(1) != top_logprobs.shape(1)) {
             return "sampling: the alternatives' arrays have the wrong shape";
         }
         if (results.size() != samples * sizeof(shoal::SampleResult)) return "sampling: one result per sample row";
@@ -141,8 +151,10 @@ class NativeProgram {
     std::string logits(Vector<int32_t> token_ids, Vector<int32_t> positions, Vector<int32_t> row_starts,
                        Matrix<int32_t> block_tables, Vector<int32_t> sample_rows, OutMatrix<float> out) {
         shoal::StepView view{};
-        if (std::string error = fill(view, token_ids, positions, row_starts, block_tables, sample_rows); !error.empty()) return error;
-        if (out.shape(0) != sample_rows.size() || static_cast<int64_t>(out.shape(1)) != vocab_) return "logits: the output has the wrong shape";
+        if (std::string error = fill(view, token_ids, positions, row_starts, block_tables, sample_rows); !error.empty())
+            return error;
+        if (out.shape(0) != sample_rows.size() || static_cast<int64_t>(out.shape(1)) != vocab_)
+            return "logits: the output has the wrong shape";
         nb::gil_scoped_release release;
         if (std::string error = program_.run(view); !error.empty()) return error;
         for (size_t i = 0; i < out.shape(0); ++i) {
@@ -165,24 +177,26 @@ class NativeProgram {
         if (!table) throw nb::value_error("this processor lacks the instruction set, or it is unknown");
         return table;
     }
-    static shoal::ProgramShape shape(int max_rows, int max_samples, int max_sequences, int max_context, int vocab, int num_layers,
-                                     int num_heads, int threads, int num_blocks, int block_size, int num_kv_heads,
-                                     int head_dim, bool cache_bf16) {
-        for (int v : {max_rows, max_samples, max_sequences, max_context, vocab, num_layers, num_heads, threads, num_blocks,
-                      block_size, num_kv_heads, head_dim}) {
+    static shoal::ProgramShape shape(int max_rows, int max_samples, int max_sequences, int max_context, int vocab,
+                                     int num_layers, int num_heads, int threads, int num_blocks, int block_size,
+                                     int num_kv_heads, int head_dim, bool cache_bf16) {
+        for (int v : {max_rows, max_samples, max_sequences, max_context, vocab, num_layers, num_heads, threads,
+                      num_blocks, block_size, num_kv_heads, head_dim}) {
             if (v < 1) throw nb::value_error("every size must be at least 1");
         }
         if (block_size % shoal::kLanes) throw nb::value_error("block_size must be a multiple of 16");
         if (num_heads % num_kv_heads) throw nb::value_error("num_heads must be a multiple of num_kv_heads");
         const int padded = static_cast<int>(shoal::round_up(head_dim, shoal::kLanes));
-        return {max_rows, max_samples, max_sequences, max_context, vocab, num_layers, num_heads, threads,
-                {num_blocks, block_size, num_kv_heads, head_dim, padded, cache_bf16 ? 1 : 0}};
+        return {max_rows,    max_samples, max_sequences,
+                max_context, vocab,       num_layers,
+                num_heads,   threads,     {num_blocks, block_size, num_kv_heads, head_dim, padded, cache_bf16 ? 1 : 0}};
     }
     static std::string fill(shoal::StepView& view, const Vector<int32_t>& token_ids, const Vector<int32_t>& positions,
                             const Vector<int32_t>& row_starts, const Matrix<int32_t>& block_tables,
                             const Vector<int32_t>& sample_rows) {
         if (positions.size() != token_ids.size()) return "step: one position per token";
-        if (row_starts.size() < 2 || block_tables.shape(0) + 1 != row_starts.size()) return "step: one block table per sequence";
+        if (row_starts.size() < 2 || block_tables.shape(0) + 1 != row_starts.size())
+            return "step: one block table per sequence";
         view.token_ids = token_ids.data();
         view.positions = positions.data();
         view.rows = static_cast<int32_t>(token_ids.size());
@@ -206,9 +220,10 @@ NB_MODULE(_native, m) {
     m.doc() = "Shoal's native kernels";
     m.def("available_isas", &available_isas, "Instruction sets this processor can run, best first.");
     nb::class_<NativeProgram>(m, "Program")
-        .def(nb::init<const std::string&, int, int, int, int, int, int, int, int, int, int, int, int, bool>(), nb::kw_only(), "isa"_a,
-             "max_rows"_a, "max_samples"_a, "max_sequences"_a, "max_context"_a, "vocab"_a, "num_layers"_a, "num_heads"_a,
-             "threads"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "cache_bf16"_a)
+        .def(nb::init<const std::string&, int, int, int, int, int, int, int, int, int, int, int, int, bool>(),
+             nb::kw_only(), "isa"_a, "max_rows"_a, "max_samples"_a, "max_sequences"_a, "max_context"_a, "vocab"_a,
+             "num_layers"_a, "num_heads"_a, "threads"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a,
+             "cache_bf16"_a)
         .def("add_weight", &NativeProgram::add_weight, "parts"_a, "features"_a, "format"_a)
         .def("add_vector", &NativeProgram::add_vector, "values"_a)
         .def("add_buffer", &NativeProgram::add_buffer, "width"_a, "per_sample"_a)
@@ -222,9 +237,11 @@ NB_MODULE(_native, m) {
         .def("add", &NativeProgram::add, "a"_a, "b"_a, "out"_a)
         .def("gather", &NativeProgram::gather, "input"_a, "out"_a)
         .def("seal", &NativeProgram::seal, "logits"_a)
-        .def("step", &NativeProgram::step, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "sample_rows"_a, "params"_a,
-             "bias_ids"_a, "bias_values"_a, "banned_ids"_a, "history"_a, "results"_a, "top_ids"_a, "top_logprobs"_a)
-        .def("logits", &NativeProgram::logits, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a, "sample_rows"_a, "out"_a)
+        .def("step", &NativeProgram::step, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a,
+             "sample_rows"_a, "params"_a, "bias_ids"_a, "bias_values"_a, "banned_ids"_a, "history"_a, "results"_a,
+             "top_ids"_a, "top_logprobs"_a)
+        .def("logits", &NativeProgram::logits, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a,
+             "sample_rows"_a, "out"_a)
         .def("last_times", &NativeProgram::last_times)
         .def_prop_ro("weight_bytes", &NativeProgram::weight_bytes)
         .def_prop_ro("buffer_bytes", &NativeProgram::buffer_bytes)

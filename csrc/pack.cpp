@@ -31,7 +31,8 @@ uint16_t exact_half(float value) {
     std::memcpy(&bits, &value, 4);
     const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
     const float magnitude = std::fabs(value);
-    if (magnitude < std::ldexp(1.0f, -14)) return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::ldexp(magnitude, 24)));
+    if (magnitude < std::ldexp(1.0f, -14))
+        return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::ldexp(magnitude, 24)));
     const uint32_t exponent = ((bits >> 23) & 0xffu) - 112;
     return static_cast<uint16_t>(sign | (exponent << 10) | ((bits >> 13) & 0x3ffu));
 }
@@ -182,7 +183,8 @@ void requantize_group(const float* x, uint8_t* q, float* scale) {
     for (int i = 0; i < kGroup; ++i) largest = std::max(largest, std::fabs(x[i]));
     *scale = largest / 127.0f;
     const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-    for (int i = 0; i < kGroup; ++i) q[i] = static_cast<uint8_t>(128 + static_cast<int>(std::nearbyint(x[i] * inverse)));
+    for (int i = 0; i < kGroup; ++i)
+        q[i] = static_cast<uint8_t>(128 + static_cast<int>(std::nearbyint(x[i] * inverse)));
 }
 
 struct FormatFacts {
@@ -222,12 +224,15 @@ void pack_quantized(Format format, const uint8_t* row, TensorType type, int colu
     Group group{};
     for (int64_t g = 0; g < features / kGroup; ++g) {
         uint8_t* out = panel + g * bytes;
-        if (type == TensorType::Q6_K) requantize_group(values.data() + g * kGroup, group.q, &group.scale);
-        else read_group(type, row, g, &group);
+        if (type == TensorType::Q6_K)
+            requantize_group(values.data() + g * kGroup, group.q, &group.scale);
+        else
+            read_group(type, row, g, &group);
         if (f.four) {
             for (int v = 0; v < 4; ++v) {
                 for (int j = 0; j < 4; ++j) {
-                    out[64 * v + 4 * column + j] = static_cast<uint8_t>(group.q[4 * v + j] | (group.q[16 + 4 * v + j] << 4));
+                    out[64 * v + 4 * column + j] =
+                        static_cast<uint8_t>(group.q[4 * v + j] | (group.q[16 + 4 * v + j] << 4));
                 }
             }
         } else {
@@ -261,7 +266,8 @@ void dequantize_row(TensorType type, const uint8_t* row, int64_t features, float
             return;
         case TensorType::BF16:
             for (int64_t i = 0; i < features; ++i) {
-                const uint32_t bits = (static_cast<uint32_t>(row[2 * i]) << 16) | (static_cast<uint32_t>(row[2 * i + 1]) << 24);
+                const uint32_t bits =
+                    (static_cast<uint32_t>(row[2 * i]) << 16) | (static_cast<uint32_t>(row[2 * i + 1]) << 24);
                 std::memcpy(out + i, &bits, 4);
             }
             return;
@@ -279,8 +285,8 @@ void dequantize_row(TensorType type, const uint8_t* row, int64_t features, float
     }
 }
 
-void pack_panels(Format format, const WeightPart* parts, int64_t num_parts, int64_t features, int64_t begin, int64_t end,
-                 uint8_t* out) {
+void pack_panels(Format format, const WeightPart* parts, int64_t num_parts, int64_t features, int64_t begin,
+                 int64_t end, uint8_t* out) {
     const int64_t bytes = panel_bytes(format, features);
     std::vector<float> values(static_cast<size_t>(features));
     for (int64_t p = begin; p < end; ++p) {

@@ -20,7 +20,7 @@ struct WeightPart {
 };
 
 // Packs panels [begin, end) of the concatenation of `parts`. Columns past the last row are zero.
-void pack_panels(Format format, const WeightPart* parts, int64_t num_parts, int64_t features, int64_t begin, int64_t end,
-                 uint8_t* out);
+void pack_panels(Format format, const WeightPart* parts, int64_t num_parts, int64_t features, int64_t begin,
+                 int64_t end, uint8_t* out);
 
 }  // namespace shoal

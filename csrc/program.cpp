@@ -15,7 +15,8 @@ constexpr int64_t kMaxPhases = 4096;
 constexpr int32_t kMaxHeadDim = 512;
 
 int64_t now_ns() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
 }
 
 // Packing spread over the team, some panels per unit.
@@ -80,7 +81,8 @@ std::string Program::add_weight(const std::vector<WeightPart>& parts, int64_t fe
         if (row_bytes(part.type, features) == 0 || part.row_bytes != row_bytes(part.type, features)) {
             return "a weight's rows do not fill whole blocks";
         }
-        if (is_quantized(format) && (part.type == TensorType::F32 || part.type == TensorType::F16 || part.type == TensorType::BF16)) {
+        if (is_quantized(format) &&
+            (part.type == TensorType::F32 || part.type == TensorType::F16 || part.type == TensorType::BF16)) {
             return "a float weight has no quantized format";
         }
         columns += part.rows;
@@ -145,7 +147,8 @@ std::string Program::embed(TensorType type, const uint8_t* data, int64_t bytes, 
 }
 
 std::string Program::rms_norm(int32_t in, int32_t out, int32_t weight, float eps) {
-    if (!buffer_ok(in) || !buffer_ok(out) || weight < 0 || weight >= static_cast<int32_t>(vectors_.size())) return "rms_norm: unknown id";
+    if (!buffer_ok(in) || !buffer_ok(out) || weight < 0 || weight >= static_cast<int32_t>(vectors_.size()))
+        return "rms_norm: unknown id";
     const int64_t width = buffers_[static_cast<size_t>(in)].width;
     if (buffers_[static_cast<size_t>(out)].width != width || vectors_[static_cast<size_t>(weight)].size() < width * 4) {
         return "rms_norm: widths differ";
@@ -168,7 +171,8 @@ std::string Program::linear(int32_t in, int32_t out, int64_t column, int32_t wei
     if (w.features != buffers_[static_cast<size_t>(in)].width) return "linear: input width differs from the weight's";
     if (column < 0 || column + w.columns > buffers_[static_cast<size_t>(out)].width) return "linear: output too narrow";
     if (bias >= 0 && vectors_[static_cast<size_t>(bias)].size() < w.columns * 4) return "linear: bias too short";
-    if (residual >= 0 && (!buffer_ok(residual) || buffers_[static_cast<size_t>(residual)].width != buffers_[static_cast<size_t>(out)].width)) {
+    if (residual >= 0 && (!buffer_ok(residual) ||
+                          buffers_[static_cast<size_t>(residual)].width != buffers_[static_cast<size_t>(out)].width)) {
         return "linear: residual width differs";
     }
     Op op{.kind = OpKind::Linear};
@@ -181,14 +185,19 @@ std::string Program::linear(int32_t in, int32_t out, int64_t column, int32_t wei
     return push(op);
 }
 
-std::string Program::rope_and_cache(int32_t qkv, int32_t out, int32_t layer, int32_t cos_sin, int32_t rotary_dim, bool interleaved) {
+std::string Program::rope_and_cache(int32_t qkv, int32_t out, int32_t layer, int32_t cos_sin, int32_t rotary_dim,
+                                    bool interleaved) {
     const CacheGeometry& c = shape_.cache;
-    if (!buffer_ok(qkv) || !buffer_ok(out) || cos_sin < 0 || cos_sin >= static_cast<int32_t>(vectors_.size())) return "rope: unknown id";
-    if (buffers_[static_cast<size_t>(qkv)].width != int64_t(shape_.num_heads + 2 * c.num_kv_heads) * c.head_dim) return "rope: width differs";
-    if (buffers_[static_cast<size_t>(out)].width != int64_t(shape_.num_heads) * c.head_dim) return "rope: output width differs";
+    if (!buffer_ok(qkv) || !buffer_ok(out) || cos_sin < 0 || cos_sin >= static_cast<int32_t>(vectors_.size()))
+        return "rope: unknown id";
+    if (buffers_[static_cast<size_t>(qkv)].width != int64_t(shape_.num_heads + 2 * c.num_kv_heads) * c.head_dim)
+        return "rope: width differs";
+    if (buffers_[static_cast<size_t>(out)].width != int64_t(shape_.num_heads) * c.head_dim)
+        return "rope: output width differs";
     if (layer < 0 || layer >= shape_.num_layers) return "rope: no such layer";
     if (rotary_dim < 2 || rotary_dim > c.head_dim || rotary_dim % 2) return "rope: rotary dimension out of range";
-    if (vectors_[static_cast<size_t>(cos_sin)].size() < int64_t(shape_.max_context) * rotary_dim * 4) return "rope: table too short";
+    if (vectors_[static_cast<size_t>(cos_sin)].size() < int64_t(shape_.max_context) * rotary_dim * 4)
+        return "rope: table too short";
     Op op{.kind = OpKind::Rope};
     op.in = qkv;
     op.out = out;
@@ -202,8 +211,10 @@ std::string Program::rope_and_cache(int32_t qkv, int32_t out, int32_t layer, int
 
 std::string Program::attention(int32_t query, int32_t out, int32_t layer, float scale) {
     const CacheGeometry& c = shape_.cache;
-    if (!buffer_ok(query) || !buffer_ok(out) || !buffers_[static_cast<size_t>(query)].query) return "attention: not a rotated query";
-    if (buffers_[static_cast<size_t>(out)].width != int64_t(shape_.num_heads) * c.head_dim) return "attention: width differs";
+    if (!buffer_ok(query) || !buffer_ok(out) || !buffers_[static_cast<size_t>(query)].query)
+        return "attention: not a rotated query";
+    if (buffers_[static_cast<size_t>(out)].width != int64_t(shape_.num_heads) * c.head_dim)
+        return "attention: width differs";
     if (layer < 0 || layer >= shape_.num_layers) return "attention: no such layer";
     Op op{.kind = OpKind::Attention};
     op.in = query;
@@ -215,7 +226,8 @@ std::string Program::attention(int32_t query, int32_t out, int32_t layer, float 
 }
 
 std::string Program::silu_mul(int32_t in, int32_t out) {
-    if (!buffer_ok(in) || !buffer_ok(out) || buffers_[static_cast<size_t>(in)].width != 2 * buffers_[static_cast<size_t>(out)].width) {
+    if (!buffer_ok(in) || !buffer_ok(out) ||
+        buffers_[static_cast<size_t>(in)].width != 2 * buffers_[static_cast<size_t>(out)].width) {
         return "silu_mul: the input is not twice as wide as the output";
     }
     Op op{.kind = OpKind::SiluMul};
@@ -228,7 +240,8 @@ std::string Program::silu_mul(int32_t in, int32_t out) {
 std::string Program::add(int32_t a, int32_t b, int32_t out) {
     if (!buffer_ok(a) || !buffer_ok(b) || !buffer_ok(out)) return "add: unknown buffer";
     const int64_t width = buffers_[static_cast<size_t>(a)].width;
-    if (buffers_[static_cast<size_t>(b)].width != width || buffers_[static_cast<size_t>(out)].width != width) return "add: widths differ";
+    if (buffers_[static_cast<size_t>(b)].width != width || buffers_[static_cast<size_t>(out)].width != width)
+        return "add: widths differ";
     Op op{.kind = OpKind::Add};
     op.in = a;
     op.in2 = b;
@@ -237,7 +250,8 @@ std::string Program::add(int32_t a, int32_t b, int32_t out) {
 }
 
 std::string Program::gather(int32_t in, int32_t out) {
-    if (!buffer_ok(in) || !buffer_ok(out) || buffers_[static_cast<size_t>(in)].width != buffers_[static_cast<size_t>(out)].width) {
+    if (!buffer_ok(in) || !buffer_ok(out) ||
+        buffers_[static_cast<size_t>(in)].width != buffers_[static_cast<size_t>(out)].width) {
         return "gather: widths differ";
     }
     Op op{.kind = OpKind::Gather};
@@ -253,9 +267,12 @@ void Program::plan_forms() {
         if (op.kind == OpKind::Linear) {
             Buffer& in = buffers_[static_cast<size_t>(op.in)];
             const Format format = weights_[static_cast<size_t>(op.weight)].format;
-            if (format == Format::F32) in.want_f32 = true;
-            else if (format == Format::BF16) in.want_bf16 = true;
-            else in.want_q8 = true;
+            if (format == Format::F32)
+                in.want_f32 = true;
+            else if (format == Format::BF16)
+                in.want_bf16 = true;
+            else
+                in.want_q8 = true;
         } else if (op.kind != OpKind::Attention) {
             for (int32_t id : {op.in, op.in2}) {
                 if (id >= 0) buffers_[static_cast<size_t>(id)].want_f32 = true;
@@ -301,7 +318,7 @@ std::string Program::plan_memory() {
         }
     }
     struct Parts {
-        int64_t f32, bf16, q8, scales, raw;
+        int64_t f32, bf16, q8, scales, rotated;
     };
     std::vector<Parts> parts(buffers_.size());
     for (size_t i = 0; i < buffers_.size(); ++i) {
@@ -312,15 +329,19 @@ std::string Program::plan_memory() {
         b.q8_stride = round_up(b.width, 64) + 64;
         b.scale_stride = b.width / kGroup;
         int64_t end = 0;
-        const auto take = [&end](int64_t bytes) { const int64_t at = end; end += round_up(bytes, 64); return at; };
+        const auto take = [&end](int64_t bytes) {
+            const int64_t at = end;
+            end += round_up(bytes, 64);
+            return at;
+        };
         parts[i].f32 = b.want_f32 ? take(rows * b.stride * 4) : -1;
         parts[i].bf16 = b.want_bf16 ? take(rows * b.bf16_stride * 2) : -1;
         parts[i].q8 = b.want_q8 ? take(rows * b.q8_stride) : -1;
         parts[i].scales = b.want_q8 ? take(rows * b.scale_stride * static_cast<int64_t>(sizeof(GroupScale))) : -1;
-        parts[i].raw = -1;
+        parts[i].rotated = -1;
         if (b.query) {
             b.stride = int64_t(shape_.num_heads) * shape_.cache.padded_dim;
-            parts[i].raw = take(rows * b.stride * shape_.cache.element_bytes());
+            parts[i].rotated = take(rows * b.stride * 4);
         }
         spans[i].bytes = round_up(end, 4096);
     }
@@ -332,8 +353,10 @@ std::string Program::plan_memory() {
         while (moved) {
             moved = false;
             for (size_t j = 0; j < i; ++j) {
-                const bool together = spans[j].first >= 0 && spans[j].first <= spans[i].last && spans[i].first <= spans[j].last;
-                const bool overlap = spans[j].offset < spans[i].offset + spans[i].bytes && spans[i].offset < spans[j].offset + spans[j].bytes;
+                const bool together =
+                    spans[j].first >= 0 && spans[j].first <= spans[i].last && spans[i].first <= spans[j].last;
+                const bool overlap = spans[j].offset < spans[i].offset + spans[i].bytes &&
+                                     spans[i].offset < spans[j].offset + spans[j].bytes;
                 if (together && overlap) {
                     spans[i].offset = spans[j].offset + spans[j].bytes;
                     moved = true;
@@ -350,14 +373,15 @@ std::string Program::plan_memory() {
         if (parts[i].bf16 >= 0) b.bf16 = reinterpret_cast<uint16_t*>(base + parts[i].bf16);
         if (parts[i].q8 >= 0) b.q8 = reinterpret_cast<int8_t*>(base + parts[i].q8);
         if (parts[i].scales >= 0) b.scales = reinterpret_cast<GroupScale*>(base + parts[i].scales);
-        if (parts[i].raw >= 0) b.raw = base + parts[i].raw;
+        if (parts[i].rotated >= 0) b.rotated = reinterpret_cast<float*>(base + parts[i].rotated);
     }
     return {};
 }
 
 std::string Program::seal(int32_t logits) {
     if (sealed_) return "the program is sealed";
-    if (!buffer_ok(logits) || !buffers_[static_cast<size_t>(logits)].per_sample || buffers_[static_cast<size_t>(logits)].width != shape_.vocab) {
+    if (!buffer_ok(logits) || !buffers_[static_cast<size_t>(logits)].per_sample ||
+        buffers_[static_cast<size_t>(logits)].width != shape_.vocab) {
         return "the logits buffer has the wrong shape";
     }
     if (shape_.cache.padded_dim > kMaxHeadDim) return "head dimension too large";
@@ -370,7 +394,7 @@ std::string Program::seal(int32_t logits) {
     const int64_t tokens = round_up(shape_.max_context, kLanes) + kLanes;
     for (int32_t i = 0; i < shape_.threads; ++i) {
         auto scratch = std::make_unique<ThreadScratch>();
-        if (!scratch->scores.allocate(kMaxQueries * tokens * 4) || !scratch->weights.allocate(kMaxQueries * tokens * 2) ||
+        if (!scratch->scores.allocate(kMaxQueries * tokens * 4) ||
             !scratch->row.allocate(round_up(widest, kLanes) * 4) ||
             !scratch->sample_memory.allocate(static_cast<int64_t>(sample_scratch_bytes(shape_.vocab)))) {
             return "out of memory for scratch";
@@ -395,7 +419,8 @@ void Program::prepare_tiles() {
     for (int32_t s = 0; s < step_.sequences; ++s) {
         const int32_t begin = step_.row_starts[s], end = step_.row_starts[s + 1];
         for (int32_t row = begin; row < end; ++row) row_sequence_[static_cast<size_t>(row)] = s;
-        for (int32_t row = begin; row < end; row += rows_per_tile) tiles_.push_back({s, row, std::min(rows_per_tile, end - row)});
+        for (int32_t row = begin; row < end; row += rows_per_tile)
+            tiles_.push_back({s, row, std::min(rows_per_tile, end - row)});
     }
     head_splits_ = least_splits;
     // Few tiles: spread the heads of a group over the threads instead.
@@ -408,14 +433,17 @@ std::string Program::run(const StepView& step) {
     if (step.rows < 1 || step.rows > shape_.max_rows) return "too many rows";
     if (step.sequences < 1 || step.sequences > shape_.max_sequences) return "too many sequences";
     if (step.samples < 0 || step.samples > shape_.max_samples) return "too many samples";
-    if (step.row_starts[0] != 0 || step.row_starts[step.sequences] != step.rows) return "row starts do not cover the rows";
+    if (step.row_starts[0] != 0 || step.row_starts[step.sequences] != step.rows)
+        return "row starts do not cover the rows";
     const CacheGeometry& cache = shape_.cache;
     for (int32_t s = 0; s < step.sequences; ++s) {
         const int32_t begin = step.row_starts[s], end = step.row_starts[s + 1];
         if (begin >= end || end > step.rows) return "row starts do not increase";
         for (int32_t row = begin; row < end; ++row) {
-            if (step.token_ids[row] < 0 || step.token_ids[row] >= shape_.vocab) return "a token id is out of the vocabulary";
-            if (step.positions[row] != step.positions[begin] + row - begin) return "positions of a sequence are not consecutive";
+            if (step.token_ids[row] < 0 || step.token_ids[row] >= shape_.vocab)
+                return "a token id is out of the vocabulary";
+            if (step.positions[row] != step.positions[begin] + row - begin)
+                return "positions of a sequence are not consecutive";
         }
         const int32_t last = step.positions[end - 1];
         if (step.positions[begin] < 0 || last >= shape_.max_context) return "a position is out of the context";
@@ -505,15 +533,17 @@ void Program::run_rows(const Op& op, int64_t begin, int64_t end, int thread) {
     for (int64_t row = begin; row < end; ++row) {
         switch (op.kind) {
             case OpKind::Embed:
-                dequantize_row(op.type, op.data + step_.token_ids[row] * op.row_bytes, out.width, out.f32 + row * out.stride);
+                dequantize_row(op.type, op.data + step_.token_ids[row] * op.row_bytes, out.width,
+                               out.f32 + row * out.stride);
                 break;
             case OpKind::RmsNorm:
             case OpKind::SiluMul: {
                 float* target = out.f32 ? out.f32 + row * out.stride : scratch;
                 const float* x = in->f32 + row * in->stride;
                 if (op.kind == OpKind::RmsNorm) {
-                    kernels_->rms_norm(x, reinterpret_cast<const float*>(vectors_[static_cast<size_t>(op.weight)].data()), op.eps,
-                                       out.width, target);
+                    kernels_->rms_norm(x,
+                                       reinterpret_cast<const float*>(vectors_[static_cast<size_t>(op.weight)].data()),
+                                       op.eps, out.width, target);
                 } else {
                     kernels_->silu_mul(x, x + out.width, 0, out.width, target);
                 }
@@ -537,7 +567,7 @@ void Program::run_rows(const Op& op, int64_t begin, int64_t end, int thread) {
                 args.layer = cache_.data() + op.layer * shape_.cache.layer_bytes();
                 // A tile begun in an earlier step had its tail cleared then.
                 args.clear_tail = last && position / kLanes * kLanes >= first;
-                args.query = out.raw + row * out.stride * shape_.cache.element_bytes();
+                args.query = out.rotated + row * out.stride;
                 kernels_->rope_and_cache(shape_.cache, args);
                 break;
             }
@@ -549,7 +579,8 @@ void Program::run_rows(const Op& op, int64_t begin, int64_t end, int thread) {
                 break;
             }
             case OpKind::Gather:
-                std::memcpy(out.f32 + row * out.stride, in->f32 + step_.sample_rows[row] * in->stride, static_cast<size_t>(out.width) * 4);
+                std::memcpy(out.f32 + row * out.stride, in->f32 + step_.sample_rows[row] * in->stride,
+                            static_cast<size_t>(out.width) * 4);
                 break;
             case OpKind::Convert:
                 kernels_->convert(out.f32 + row * out.stride, 0, out.width, forms(out, row, false));
@@ -596,7 +627,7 @@ void Program::run_attention(const Op& op, int64_t unit, int thread) {
     AttentionArgs args{};
     args.layer = cache_.data() + op.layer * cache.layer_bytes();
     args.block_table = step_.block_tables + tile.sequence * step_.table_stride;
-    args.query = query.raw + tile.row * query.stride * cache.element_bytes();
+    args.query = query.rotated + tile.row * query.stride;
     args.query_stride = query.stride;
     args.out = out.f32 + tile.row * out.stride;
     args.out_stride = out.stride;
@@ -608,7 +639,6 @@ void Program::run_attention(const Op& op, int64_t unit, int thread) {
     if (args.head_begin == args.head_end) return;
     args.scale = op.scale;
     args.scores = reinterpret_cast<float*>(scratch.scores.data());
-    args.weights = reinterpret_cast<uint16_t*>(scratch.weights.data());
     args.score_stride = round_up(args.position + args.rows, kLanes);
     kernels_->attention(cache, args);
     if (!op.fuse_forms) return;

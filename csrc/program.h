@@ -37,10 +37,10 @@ class Memory {
 };
 
 struct ProgramShape {
-    int32_t max_rows;      // rows of a step
-    int32_t max_samples;   // rows whose logits are wanted
+    int32_t max_rows;     // rows of a step
+    int32_t max_samples;  // rows whose logits are wanted
     int32_t max_sequences;
-    int32_t max_context;   // tokens of a sequence
+    int32_t max_context;  // tokens of a sequence
     int32_t vocab;
     int32_t num_layers;
     int32_t num_heads;
@@ -65,9 +65,9 @@ struct StepView {
     // Sampling; null to stop at the logits.
     const SampleParams* params;
     SampleArrays arrays;
-    SampleResult* results;   // [samples]
-    int32_t* top_ids;        // [samples][top_stride]
-    float* top_logprobs;     // the same
+    SampleResult* results;  // [samples]
+    int32_t* top_ids;       // [samples][top_stride]
+    float* top_logprobs;    // the same
     int64_t top_stride;
 };
 
@@ -83,7 +83,8 @@ class Program final : private PhaseWork {
     std::string embed(TensorType type, const uint8_t* data, int64_t row_bytes, int64_t width, int32_t out);
     std::string rms_norm(int32_t in, int32_t out, int32_t weight, float eps);
     std::string linear(int32_t in, int32_t out, int64_t column, int32_t weight, int32_t bias, int32_t residual);
-    std::string rope_and_cache(int32_t qkv, int32_t out, int32_t layer, int32_t cos_sin, int32_t rotary_dim, bool interleaved);
+    std::string rope_and_cache(int32_t qkv, int32_t out, int32_t layer, int32_t cos_sin, int32_t rotary_dim,
+                               bool interleaved);
     std::string attention(int32_t query, int32_t out, int32_t layer, float scale);
     std::string silu_mul(int32_t in, int32_t out);
     std::string add(int32_t a, int32_t b, int32_t out);
@@ -116,7 +117,7 @@ class Program final : private PhaseWork {
         uint16_t* bf16 = nullptr;
         int8_t* q8 = nullptr;
         GroupScale* scales = nullptr;
-        uint8_t* raw = nullptr;  // rotated queries
+        float* rotated = nullptr;  // queries, heads padded
         int64_t stride = 0, bf16_stride = 0, q8_stride = 0, scale_stride = 0;
     };
     struct Op {
@@ -135,7 +136,7 @@ class Program final : private PhaseWork {
         int32_t sequence, row, rows;
     };
     struct alignas(64) ThreadScratch {
-        Memory scores, weights, row, sample_memory;
+        Memory scores, row, sample_memory;
         SampleScratch sample{};
     };
 

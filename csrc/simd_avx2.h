@@ -8,12 +8,21 @@
 
 namespace shoal::SHOAL_ISA {
 
-struct F { __m256 a, b; };
-struct I { __m256i a, b; };
-struct W { __m256i a, b; };
+struct F {
+    __m256 a, b;
+};
+struct I {
+    __m256i a, b;
+};
+struct W {
+    __m256i a, b;
+};
 
 inline F f_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-inline void f_store(float* p, F v) { _mm256_storeu_ps(p, v.a); _mm256_storeu_ps(p + 8, v.b); }
+inline void f_store(float* p, F v) {
+    _mm256_storeu_ps(p, v.a);
+    _mm256_storeu_ps(p + 8, v.b);
+}
 inline F f_load_n(const float* p, int n) {
     alignas(32) float t[16] = {};
     std::memcpy(t, p, sizeof(float) * static_cast<size_t>(n));
@@ -97,7 +106,11 @@ inline W w_high(W w) {
     const __m256i mask = _mm256_set1_epi8(0x0f);
     return {_mm256_and_si256(_mm256_srli_epi16(w.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(w.b, 4), mask)};
 }
-inline int32_t load_i32(const int8_t* p) { int32_t v; std::memcpy(&v, p, 4); return v; }
+inline int32_t load_i32(const int8_t* p) {
+    int32_t v;
+    std::memcpy(&v, p, 4);
+    return v;
+}
 // Weights are below 128 and activations in [-127, 127], so a pair's sum stays within int16: never saturates.
 inline I dot_unsigned(I acc, W w, int32_t a) {
     const __m256i x = _mm256_set1_epi32(a), ones = _mm256_set1_epi16(1);
@@ -114,21 +127,27 @@ inline I dot_biased(I acc, W w, int32_t a) {
     return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(pa, ones)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(pb, ones))};
 }
 
+inline F bf16_first(W w) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(w.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(w.b, 16))};
+}
+inline F bf16_second(W w) {
+    const __m256i high = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
+    return {_mm256_castsi256_ps(_mm256_and_si256(w.a, high)), _mm256_castsi256_ps(_mm256_and_si256(w.b, high))};
+}
+
 inline F dot_bf16(F acc, W w, uint32_t pair) {
     const __m256 x0 = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(pair << 16)));
     const __m256 x1 = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(pair & 0xffff0000u)));
-    const __m256i high = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
-    acc.a = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(w.a, high)), x1, acc.a);
-    acc.b = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(w.b, high)), x1, acc.b);
-    acc.a = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(w.a, 16)), x0, acc.a);
-    acc.b = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(w.b, 16)), x0, acc.b);
-    return acc;
+    const F first = bf16_first(w), second = bf16_second(w);
+    acc = {_mm256_fmadd_ps(second.a, x1, acc.a), _mm256_fmadd_ps(second.b, x1, acc.b)};
+    return {_mm256_fmadd_ps(first.a, x0, acc.a), _mm256_fmadd_ps(first.b, x0, acc.b)};
 }
 
 inline __m256i bf16_bits8(__m256 v) {
     const __m256i u = _mm256_castps_si256(v);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
     return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
 }

@@ -58,7 +58,11 @@ inline int32_t i_sum(I v) { return _mm512_reduce_add_epi32(v); }
 inline W w_load(const void* p) { return _mm512_loadu_si512(p); }
 inline W w_low(W w) { return _mm512_and_si512(w, _mm512_set1_epi8(0x0f)); }
 inline W w_high(W w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(0x0f)); }
-inline int32_t load_i32(const int8_t* p) { int32_t v; std::memcpy(&v, p, 4); return v; }
+inline int32_t load_i32(const int8_t* p) {
+    int32_t v;
+    std::memcpy(&v, p, 4);
+    return v;
+}
 // acc + sum of 4 products of unsigned weights (below 128) and signed activations
 inline I dot_unsigned(I acc, W w, int32_t a) { return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(a)); }
 // The same for weights stored biased by 128; the accumulator starts at biased_start.
@@ -69,6 +73,12 @@ inline I dot_biased(I acc, W w, int32_t a) { return _mm512_dpbusd_epi32(acc, w, 
 inline F dot_bf16(F acc, W w, uint32_t pair) {
     return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(w),
                             reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int32_t>(pair))));
+}
+
+// Of pairs of bfloat16: the first of each, the second of each, as float32.
+inline F bf16_first(W w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
+inline F bf16_second(W w) {
+    return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u))));
 }
 
 // Round to nearest even bfloat16; the result's bits in the low half of each lane. NaN stays NaN.

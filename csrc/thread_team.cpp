@@ -72,8 +72,10 @@ void ThreadTeam::walk(uint32_t step, int64_t phases, int thread) {
         }
         for (int spins = 0; phase.done.load(std::memory_order_acquire) < units; ++spins) {
             if (phase.claim.load(std::memory_order_relaxed) >> 32 != step) return;
-            if (spins > kSpinsBeforeYield) sched_yield();
-            else relax();
+            if (spins > kSpinsBeforeYield)
+                sched_yield();
+            else
+                relax();
         }
         if (thread == 0) work.phase_done(i);
     }
@@ -85,8 +87,10 @@ void ThreadTeam::worker(int thread) {
         uint32_t ticket = ticket_.load();
         for (int spins = 0; ticket == seen || ticket % 2 == 0; ++spins) {
             if (stopping_.load(std::memory_order_relaxed)) return;
-            if (spins > kSpinsBeforeSleep) ticket_.wait(ticket);
-            else relax();
+            if (spins > kSpinsBeforeSleep)
+                ticket_.wait(ticket);
+            else
+                relax();
             ticket = ticket_.load();
         }
         seen = ticket;

@@ -86,12 +86,20 @@ def test_float32_greedy_and_prompt_logprobs(golden: Path, model_path: Path) -> N
             assert abs(total - row["prompt_logprob_sum"]) <= 1e-3 * row["n_prompt"]
 
 
-@pytest.mark.parametrize(("precision", "scheme"), [("bf16", "bf16"), ("native", "w4n_a8g32")])
+@pytest.mark.parametrize(
+    ("precision", "kv_dtype", "scheme"),
+    [
+        ("bf16", "bf16", "bf16"),
+        ("native", "f32", "w4n_a8g32"),
+        # Nothing was simulated with keys and values in bfloat16; 8 bits per token and head is the nearest.
+        ("native", "bf16", "w4n_a8g32_kvi8"),
+    ],
+)
 def test_lower_precisions_stray_no_further_than_simulated(
-    golden: Path, model_path: Path, precision: str, scheme: str
+    golden: Path, model_path: Path, precision: str, kv_dtype: str, scheme: str
 ) -> None:
     limits = json.loads((golden / "greedy_lowprec.json").read_text(encoding="utf-8"))[scheme]
-    native = backend(model_path, precision, "bf16")
+    native = backend(model_path, precision, kv_dtype)
     flips = steps = 0
     flipped_margins, differences = [0.0], []
     for row in rows_of(golden):

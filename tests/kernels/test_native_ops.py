@@ -252,8 +252,8 @@ def test_attention(isa: str, kv_dtype: str, sizes: tuple[int, int, int, int]) ->
             ]
         )
         got, wanted = native.run(inputs), reference.run(inputs)
-        # In bfloat16 a difference in the last bit of a float32 may round a query or weight the other way.
-        close(got, wanted, 1e-5 if kv_dtype == "f32" else 8e-3)
+        # A difference in the last bit of a float32 may round a stored key or value the other way.
+        close(got, wanted, 1e-5 if kv_dtype == "f32" else 4e-3)
 
 
 @settings(max_examples=12, deadline=None)

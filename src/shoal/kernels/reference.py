@@ -12,8 +12,7 @@ Three precisions, all accumulated in float32:
   (``activation_groups``), a BF16 weight sees it rounded to bfloat16, any other sees it as it is.
 
 Embeddings, norms, biases, rotation and residuals are float32 in all of them. Attention follows the cache's type, not
-the precision: it always reads what was stored, and with a bfloat16 cache both its products have bfloat16 inputs, so
-the query and the softmax weights are rounded too (before the division; the divisor is the sum of the rounded weights).
+the precision: it reads keys and values as they were stored, and computes in float32.
 
 A row's result does not depend on its neighbours. Matrix products see tiles of a fixed number of rows, filled up with
 zeros, because BLAS libraries choose kernels, and with them the order of a sum, by shape; attention works row by row
@@ -206,15 +205,14 @@ class ReferenceOps:
     def attention(self, q: FloatArray, layer: int, attention: AttentionSpec) -> FloatArray:
         """Softmax-weighted mean of the values, row by row."""
         kv_heads, dim = attention.num_kv_heads, attention.head_dim
-        rounded = self._cache.rounded
-        out, q = np.empty_like(q), rounded(q)
+        out = np.empty_like(q)
         for sequence, rows in self._sequences():
             lengths = self._inputs.positions[rows] + 1
             keys, values = self._cache.read(layer, self._inputs.block_tables[sequence], int(lengths[-1]))
             for row, length in zip(range(rows.start, rows.stop), lengths, strict=True):
                 grouped = q[row].reshape(kv_heads, -1, dim)
                 scores = (grouped @ keys[:length].transpose(1, 2, 0)) * np.float32(attention.scale)
-                weights = rounded(np.exp(scores - scores.max(axis=2, keepdims=True)))
+                weights = np.exp(scores - scores.max(axis=2, keepdims=True))
                 total = weights.sum(axis=2, keepdims=True)
                 out[row] = (weights @ values[:length].transpose(1, 0, 2) / total).reshape(-1)
         return out
