@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.backends.base import Backend
 from shoal.config import EngineConfig
@@ -114,9 +114,9 @@ def make_requests(count: int, *, vocab_size: int, context_length: int, seed: int
     return tuple(requests)
 
 
-def _style(number: int) -> dict[str, float]:
+def _style(number: int) -> dict[str, Any]:
     """Half greedy, the rest one of every way to sample."""
-    styles: tuple[dict[str, float], ...] = (
+    styles: tuple[dict[str, Any], ...] = (
         {"temperature": 0.0},
         {"temperature": 1.0},
         {"temperature": 0.0},

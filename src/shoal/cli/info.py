@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping, Sequence
 
 import typer
 
@@ -56,7 +57,10 @@ def info(*, engine: EngineConfig, model: Model = DEFAULT_MODEL, as_json: Json = 
 
 
 def _print(
-    machine: dict[str, object], facts: dict[str, object], memory: dict[str, int], options: list[dict[str, str]]
+    machine: Mapping[str, object],
+    facts: Mapping[str, object],
+    memory: Mapping[str, object],
+    options: Sequence[Mapping[str, str]],
 ) -> None:
     from rich.table import Table
 

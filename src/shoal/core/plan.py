@@ -16,7 +16,7 @@ class StepEntry(NamedTuple):
 
     seq_id: int
     request: Request
-    index: int  # which of the request's n completions
+    index: int  # type: ignore[assignment]  # which of the request's n completions; hides tuple.index
     start: int  # position of the first row; KV of [0, start) is in the cache
     token_ids: tuple[int, ...]  # input tokens of the rows
     block_table: tuple[int, ...]  # the same object from step to step until a block is added
@@ -60,7 +60,7 @@ class TokenDelta(NamedTuple):
 
     seq_id: int
     request_id: str
-    index: int
+    index: int  # type: ignore[assignment]
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finish: FinishReason | None
