@@ -84,7 +84,14 @@ struct Linear {
     float* out;
     const float* residual;  // same stride as out, or null
     int64_t out_stride;
+
+    uint8_t* scratch;  // linear_scratch_bytes(features), of this thread
 };
+
+// What unpacking two 4-bit panels takes.
+constexpr int64_t linear_scratch_bytes(int64_t features) {
+    return 2 * round_up(features, kGroup) / kGroup * group_bytes(Format::Q8AF);
+}
 
 // Forms in which a row of activations may be wanted by its consumers. Null means not wanted.
 struct RowForms {

@@ -80,14 +80,33 @@ inline void store_panel(const Linear& args, int64_t row, int64_t panel, F value)
     }
 }
 
+// Where a tile reads its panels, and what it should have on its way to the caches meanwhile: the panels that come
+// next. Null when nothing comes next.
+struct Source {
+    const uint8_t* data;
+    int64_t stride;  // bytes between panels
+    const uint8_t* ahead;
+    int64_t ahead_stride;
+    int64_t ahead_step;  // bytes per group of input features, or per (pair of) features of float formats
+};
+
+template <int kPanels> inline void fetch_ahead(const Source& source, int64_t step) {
+    if (!source.ahead) return;
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+        const uint8_t* begin = source.ahead + p * source.ahead_stride + step * source.ahead_step;
+        for (int64_t line = 0; line < source.ahead_step; line += kCacheLine) __builtin_prefetch(begin + line, 0, 2);
+    }
+}
+
 template <Format kFormat, int kRows, int kPanels>
-inline void quant_tile(const Linear& args, int64_t row, int64_t panel, bool prefetch) {
+inline void quant_tile(const Linear& args, const Source& source, int64_t row, int64_t panel) {
     using T = Traits<kFormat>;
     constexpr int64_t kBytes = group_bytes(kFormat);
     constexpr int kVectors = T::four ? 4 : 8;
     const int64_t groups = args.features / kGroup;
-    const int64_t stride = groups * kBytes;
-    const uint8_t* weight = args.weight + panel * stride;
+    const int64_t stride = source.stride;
+    const uint8_t* weight = source.data;
     const int8_t* a = args.a_q8 + row * args.a_stride;
     const GroupScale* scales = args.a_scales + row * args.a_scale_stride;
     F sum[kRows][kPanels];
@@ -103,14 +122,7 @@ inline void quant_tile(const Linear& args, int64_t row, int64_t panel, bool pref
                 dots[r][p] = T::biased ? dot_biased_start(scales[r * args.a_scale_stride + g].biased_start) : i_zero();
             }
         }
-        if (prefetch) {
-#pragma GCC unroll 2
-            for (int p = 0; p < kPanels; ++p) {
-                for (int64_t line = 0; line < kBytes; line += kCacheLine) {
-                    __builtin_prefetch(weight + (kPanels + p) * stride + line, 0, 2);
-                }
-            }
-        }
+        fetch_ahead<kPanels>(source, g);
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
             if constexpr (T::four) {
@@ -170,20 +182,21 @@ inline void quant_tile(const Linear& args, int64_t row, int64_t panel, bool pref
     }
 }
 
-template <int kRows, int kPanels> inline void f32_tile(const Linear& args, int64_t row, int64_t panel, bool prefetch) {
-    const int64_t stride = args.features * kLanes;
-    const float* weight = reinterpret_cast<const float*>(args.weight) + panel * stride;
+template <int kRows, int kPanels>
+inline void f32_tile(const Linear& args, const Source& source, int64_t row, int64_t panel) {
+    const int64_t stride = source.stride / 4;
+    const float* weight = reinterpret_cast<const float*>(source.data);
     const float* a = args.a_f32 + row * args.a_stride;
     F sum[kRows][kPanels];
     for (int r = 0; r < kRows; ++r) {
         for (int p = 0; p < kPanels; ++p) sum[r][p] = f_zero();
     }
     for (int64_t k = 0; k < args.features; ++k) {
+        fetch_ahead<kPanels>(source, k);
         F w[kPanels];
 #pragma GCC unroll 2
         for (int p = 0; p < kPanels; ++p) {
             w[p] = f_load(weight + p * stride + k * kLanes);
-            if (prefetch) __builtin_prefetch(weight + (kPanels + p) * stride + k * kLanes, 0, 2);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
@@ -203,21 +216,22 @@ inline uint32_t load_pair(const uint16_t* p) {
     return v;
 }
 
-template <int kRows, int kPanels> inline void bf16_tile(const Linear& args, int64_t row, int64_t panel, bool prefetch) {
+template <int kRows, int kPanels>
+inline void bf16_tile(const Linear& args, const Source& source, int64_t row, int64_t panel) {
     const int64_t pairs = (args.features + 1) / 2;
-    const int64_t stride = pairs * 64;
-    const uint8_t* weight = args.weight + panel * stride;
+    const int64_t stride = source.stride;
+    const uint8_t* weight = source.data;
     const uint16_t* a = args.a_bf16 + row * args.a_stride;
     F sum[kRows][kPanels];
     for (int r = 0; r < kRows; ++r) {
         for (int p = 0; p < kPanels; ++p) sum[r][p] = f_zero();
     }
     for (int64_t k = 0; k < pairs; ++k) {
+        fetch_ahead<kPanels>(source, k);
         W w[kPanels];
 #pragma GCC unroll 2
         for (int p = 0; p < kPanels; ++p) {
             w[p] = w_load(weight + p * stride + k * 64);
-            if (prefetch) __builtin_prefetch(weight + (kPanels + p) * stride + k * 64, 0, 2);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
@@ -232,44 +246,83 @@ template <int kRows, int kPanels> inline void bf16_tile(const Linear& args, int6
 }
 
 template <Format kFormat, int kRows, int kPanels>
-inline void tile(const Linear& args, int64_t row, int64_t panel, bool prefetch) {
+inline void tile(const Linear& args, const Source& source, int64_t row, int64_t panel) {
     if constexpr (kFormat == Format::F32)
-        f32_tile<kRows, kPanels>(args, row, panel, prefetch);
+        f32_tile<kRows, kPanels>(args, source, row, panel);
     else if constexpr (kFormat == Format::BF16)
-        bf16_tile<kRows, kPanels>(args, row, panel, prefetch);
+        bf16_tile<kRows, kPanels>(args, source, row, panel);
     else
-        quant_tile<kFormat, kRows, kPanels>(args, row, panel, prefetch);
+        quant_tile<kFormat, kRows, kPanels>(args, source, row, panel);
 }
 
 // A tile of `rows` rows, chosen at run time from the compiled ones.
 template <Format kFormat, int kPanels, int kRows>
-inline void tile_of(const Linear& args, int64_t rows, int64_t row, int64_t panel, bool prefetch) {
+inline void tile_of(const Linear& args, const Source& source, int64_t rows, int64_t row, int64_t panel) {
     if constexpr (kRows > 1) {
-        if (rows < kRows) return tile_of<kFormat, kPanels, kRows - 1>(args, rows, row, panel, prefetch);
+        if (rows < kRows) return tile_of<kFormat, kPanels, kRows - 1>(args, source, rows, row, panel);
     }
-    tile<kFormat, kRows, kPanels>(args, row, panel, prefetch);
+    tile<kFormat, kRows, kPanels>(args, source, row, panel);
 }
 
 template <Format kFormat, int kPanels, int kRows>
-void rows_of_panel(const Linear& args, int64_t rows, int64_t panel, bool prefetch) {
+void rows_of_panel(const Linear& args, Source source, int64_t rows, int64_t panel) {
     // Tiles of nearly equal height: 8 rows as 4 + 4 rather than 6 + 2.
     int64_t tiles = (rows + kRows - 1) / kRows;
     for (int64_t row = 0; row < rows; --tiles) {
         const int64_t height = (rows - row + tiles - 1) / tiles;
-        tile_of<kFormat, kPanels, kRows>(args, height, row, panel, prefetch && row == 0);
+        tile_of<kFormat, kPanels, kRows>(args, source, height, row, panel);
+        source.ahead = nullptr;  // the first tile has sent for everything
         row += height;
     }
 }
 
-template <Format kFormat> void linear_of(const Linear& args, int64_t rows, int64_t begin, int64_t end) {
+// Bytes that a tile consumes per step of its loop.
+constexpr int64_t step_bytes(Format format) { return is_quantized(format) ? group_bytes(format) : 64; }
+
+// A 4-bit panel as bytes with float scales: the same integers and scales, so the same sums, but nothing is left to
+// unpack in the inner loop. Worth it when several tiles of rows read the panel.
+template <Format kFormat> void unpack_panel(const uint8_t* packed, int64_t groups, uint8_t* out) {
+    for (int64_t g = 0; g < groups; ++g) {
+        for (int v = 0; v < 4; ++v) {
+            const W w = w_load(packed + 64 * v);
+            w_store(out + 64 * v, w_low(w));
+            w_store(out + 256 + 64 * v, w_high(w));
+        }
+        float* scales = reinterpret_cast<float*>(out + 512);
+        f_store(scales, load_scales<Traits<kFormat>::half>(packed + 256, 0));
+        f_store(scales + 16, load_scales<Traits<kFormat>::half>(packed + 256, 1));
+        packed += group_bytes(kFormat);
+        out += group_bytes(Format::Q8AF);
+    }
+}
+
+template <Format kFormat, int kPanels>
+void panels_at(const Linear& args, int64_t rows, int64_t panel, bool more) {
     constexpr int kRows = is_quantized(kFormat) ? kQuantRows : kFloatRows;
+    const int64_t stride = panel_bytes(kFormat, args.features);
+    const uint8_t* data = args.weight + panel * stride;
+    Source source{data, stride, more ? data + kPanels * stride : nullptr, stride, step_bytes(kFormat)};
+    if constexpr (kFormat == Format::Q4H || kFormat == Format::Q4F) {
+        if (rows > 2 * kRows) {
+            const int64_t groups = args.features / kGroup;
+            source.data = args.scratch;
+            source.stride = groups * group_bytes(Format::Q8AF);
+            for (int p = 0; p < kPanels; ++p) {
+                unpack_panel<kFormat>(data + p * stride, groups, args.scratch + p * source.stride);
+            }
+            return rows_of_panel<Format::Q8AF, kPanels, kRows>(args, source, rows, panel);
+        }
+    }
+    rows_of_panel<kFormat, kPanels, kRows>(args, source, rows, panel);
+}
+
+template <Format kFormat> void linear_of(const Linear& args, int64_t rows, int64_t begin, int64_t end) {
     constexpr int kPanels = is_quantized(kFormat) ? kQuantPanels : kFloatPanels;
     int64_t panel = begin;
     for (; panel + kPanels <= end; panel += kPanels) {
-        // The next panels are on their way while these are computed; the last ones have nothing to fetch.
-        rows_of_panel<kFormat, kPanels, kRows>(args, rows, panel, panel + 2 * kPanels <= end);
+        panels_at<kFormat, kPanels>(args, rows, panel, panel + 2 * kPanels <= end);
     }
-    for (; panel < end; ++panel) rows_of_panel<kFormat, 1, kRows>(args, rows, panel, false);
+    for (; panel < end; ++panel) panels_at<kFormat, 1>(args, rows, panel, false);
 }
 
 void linear(const Linear& args, int64_t rows, int64_t begin, int64_t end) {

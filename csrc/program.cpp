@@ -396,6 +396,7 @@ std::string Program::seal(int32_t logits) {
         auto scratch = std::make_unique<ThreadScratch>();
         if (!scratch->scores.allocate(kMaxQueries * tokens * 4) ||
             !scratch->row.allocate(round_up(widest, kLanes) * 4) ||
+            !scratch->panels.allocate(linear_scratch_bytes(widest)) ||
             !scratch->sample_memory.allocate(static_cast<int64_t>(sample_scratch_bytes(shape_.vocab)))) {
             return "out of memory for scratch";
         }
@@ -504,7 +505,7 @@ int64_t Program::units(int64_t phase) const {
 void Program::run(int64_t phase, int64_t unit, int thread) {
     const Op& op = ops_[static_cast<size_t>(phase)];
     switch (op.kind) {
-        case OpKind::Linear: return run_linear(op, unit);
+        case OpKind::Linear: return run_linear(op, unit, thread);
         case OpKind::Attention: return run_attention(op, unit, thread);
         case OpKind::Sample: {
             const Buffer& in = buffers_[static_cast<size_t>(op.in)];
@@ -590,7 +591,7 @@ void Program::run_rows(const Op& op, int64_t begin, int64_t end, int thread) {
     }
 }
 
-void Program::run_linear(const Op& op, int64_t unit) {
+void Program::run_linear(const Op& op, int64_t unit, int thread) {
     const Weight& w = weights_[static_cast<size_t>(op.weight)];
     const Buffer& in = buffers_[static_cast<size_t>(op.in)];
     const Buffer& out = buffers_[static_cast<size_t>(op.out)];
@@ -609,6 +610,7 @@ void Program::run_linear(const Op& op, int64_t unit) {
     args.out = out.f32 + op.column;
     args.residual = op.residual >= 0 ? buffers_[static_cast<size_t>(op.residual)].f32 + op.column : nullptr;
     args.out_stride = out.stride;
+    args.scratch = scratch_[static_cast<size_t>(thread)]->panels.data();
     const int64_t per = panels_per_unit(op);
     kernels_->linear(args, rows_of(out), unit * per, std::min(w.panels, (unit + 1) * per));
 }

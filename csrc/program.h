@@ -136,7 +136,7 @@ class Program final : private PhaseWork {
         int32_t sequence, row, rows;
     };
     struct alignas(64) ThreadScratch {
-        Memory scores, row, sample_memory;
+        Memory scores, row, panels, sample_memory;
         SampleScratch sample{};
     };
 
@@ -153,7 +153,7 @@ class Program final : private PhaseWork {
     std::string plan_memory();
     void prepare_tiles();
     void run_rows(const Op& op, int64_t begin, int64_t end, int thread);
-    void run_linear(const Op& op, int64_t unit);
+    void run_linear(const Op& op, int64_t unit, int thread);
     void run_attention(const Op& op, int64_t unit, int thread);
     int64_t rows_per_unit(const Op& op) const;
     int64_t panels_per_unit(const Op& op) const;

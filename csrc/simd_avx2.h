@@ -98,6 +98,11 @@ inline W w_load(const void* p) {
     const __m256i* v = static_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
 }
+inline void w_store(void* p, W w) {
+    __m256i* v = static_cast<__m256i*>(p);
+    _mm256_storeu_si256(v, w.a);
+    _mm256_storeu_si256(v + 1, w.b);
+}
 inline W w_low(W w) {
     const __m256i mask = _mm256_set1_epi8(0x0f);
     return {_mm256_and_si256(w.a, mask), _mm256_and_si256(w.b, mask)};

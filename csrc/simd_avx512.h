@@ -56,6 +56,7 @@ inline void i_store_s8(int8_t* p, I v) { _mm_storeu_si128(reinterpret_cast<__m12
 inline int32_t i_sum(I v) { return _mm512_reduce_add_epi32(v); }
 
 inline W w_load(const void* p) { return _mm512_loadu_si512(p); }
+inline void w_store(void* p, W w) { _mm512_storeu_si512(p, w); }
 inline W w_low(W w) { return _mm512_and_si512(w, _mm512_set1_epi8(0x0f)); }
 inline W w_high(W w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(0x0f)); }
 inline int32_t load_i32(const int8_t* p) {

@@ -148,6 +148,7 @@ inline W w_load(const void* p) {
     std::memcpy(r.v, p, 64);
     return r;
 }
+inline void w_store(void* p, const W& w) { std::memcpy(p, w.v, 64); }
 inline W w_low(W w) {
     for (int i = 0; i < 64; ++i) w.v[i] &= 0x0f;
     return w;
