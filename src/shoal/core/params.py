@@ -104,9 +104,7 @@ class SamplingParams:
         known = {item.name for item in fields(cls)}
         for name in values:
             if name not in known:
-                raise InvalidRequestError(
-                    str(name), f"unknown parameter; known are {', '.join(sorted(known))}"
-                )
+                raise InvalidRequestError(str(name), f"unknown parameter; known are {', '.join(sorted(known))}")
         return cls(**values)
 
     def with_changes(self, **changes: Any) -> SamplingParams:
