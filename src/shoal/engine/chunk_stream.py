@@ -83,7 +83,7 @@ class ChunkStream(Iterator[Chunk]):
                 self._engine.submit(request, self._outbox)
                 return
             except QueueFullError:
-                self._engine.wait_for_room()
+                self._engine.wait_for_room(request.params.n)
 
     def _raise_end(self) -> None:
         if self._builder.done and (error := self.output.error) is not None:

@@ -84,12 +84,14 @@ class Engine:
             context_length=backend.context_length,
             vocab_size=backend.vocab_size,
             pool_tokens=shape.num_tokens,
+            max_waiting=inbox.max_waiting,
             eos_ids=frozenset(tokenizer.eos_ids),
         )
         self._backend = backend
         self._tokenizer = tokenizer
         self._scheduler = scheduler
         self._live: dict[str, _Live] = {}
+        self._owners: dict[int, _Live] = {}  # of the sequences that have been in a plan
         self._chunks: dict[Outbox, list[Chunk]] = {}  # of this step
         self._closing = False
         self._steps = self._step_sequences = self._step_rows = self._generated = 0
@@ -110,9 +112,9 @@ class Engine:
         self._drain_inbox(now)
         plan = self._scheduler.schedule(now)
         if plan.entries:
+            self._note_step(plan, now)
             result = self._execute(plan)
             deltas = self._scheduler.commit(plan, result)
-            self._note_step(plan, now)
             self._make_chunks(deltas)
         self._publish()  # first, so that whoever has got its chunks reads statistics that know them
         self._hand_out()
@@ -197,9 +199,9 @@ class Engine:
             chunk = self._make_chunk(live, delta)
             self._generated += len(chunk.token_ids)
             if chunk.token_ids:
-                live.timeline.add_token(chunk.index, at)
+                live.timeline.add_token(chunk.index, at, len(chunk.token_ids))
             if chunk.finish is not None:
-                self._backend.forget(delta.seq_id)
+                self._forget(delta.seq_id)
                 chunk = self._close_completion(live, chunk, at)
             self._put(live, chunk)
 
@@ -264,9 +266,22 @@ class Engine:
         for request_id in [name for name, live in self._live.items() if live.outbox is outbox]:
             del self._live[request_id]
             for delta in self._scheduler.abort(request_id):
-                self._backend.forget(delta.seq_id)
+                self._forget(delta.seq_id)
+
+    def _forget(self, seq_id: int) -> None:
+        self._owners.pop(seq_id, None)
+        self._backend.forget(seq_id)
 
     def _note_step(self, plan: StepPlan, now: float) -> None:
+        """Before the plan runs: what a sequence's end would make unknown."""
+        for seq_id in plan.preempted:
+            self._owners[seq_id].timeline.preemptions += 1
+        for entry in plan.entries:
+            if entry.seq_id not in self._owners:
+                live = self._owners[entry.seq_id] = self._live[entry.request.request_id]
+                if live.timeline.admitted is None:
+                    live.timeline.admit(now)
+                    live.timeline.cached_tokens = self._scheduler.cached_tokens(entry.seq_id)
         self._steps += 1
         self._step_sequences += len(plan.entries)
         self._step_rows += plan.num_rows

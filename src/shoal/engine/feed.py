@@ -112,7 +112,7 @@ class _Run:
                 self._engine.submit(request, self._outbox)
             except QueueFullError:
                 if len(self.open) == 1:
-                    self._engine.wait_for_room()
+                    self._engine.wait_for_room(request.params.n)
                     continue
                 del self.open[request.request_id]
                 self._held = (position, request)

@@ -1,7 +1,8 @@
 """The door in: any thread puts messages, the engine thread takes them all at the start of each step.
 
-The limit on waiting requests is enforced here, at the door, so that a refusal is immediate and the caller's thread
-sees it. For that the door counts: submits not yet taken, and what the engine last said is waiting in the scheduler.
+The limit on waiting completions is enforced here, at the door, so that a refusal is immediate and the caller's thread
+sees it. For that the door counts: those submitted but not yet taken, and those that wait in the scheduler, as the
+engine last reported. (Each of a request's ``n`` completions counts, as it does in the scheduler.)
 
 The lock guards only this object's few fields and is never held while anything else happens. It is reentrant, because
 a garbage collection inside it may close a forgotten engine through this very door.
@@ -22,9 +23,14 @@ class Inbox:
         self._max_waiting = max_waiting
         self._condition = threading.Condition(threading.RLock())
         self._messages: list[Message] = []
-        self._submits = 0  # among _messages
-        self._waiting = 0  # in the scheduler, as the engine last reported, and taken since
+        self._submitted = 0  # completions, in _messages
+        self._waiting = 0  # completions in the scheduler, as the engine last reported, and taken since
         self._refusal: EngineError | None = None  # why nothing is accepted any more
+
+    @property
+    def max_waiting(self) -> int:
+        """Most completions that may wait."""
+        return self._max_waiting
 
     # For callers, from any thread.
 
@@ -32,15 +38,16 @@ class Inbox:
         """Put a request in, or raise ``QueueFullError`` or, after close or death, an ``EngineError``."""
         with self._condition:
             self._check_open()
-            if self._is_full():
+            count = message.request.params.n
+            if not self._has_room(count):
                 raise QueueFullError(self._max_waiting)
-            self._submits += 1
+            self._submitted += count
             self._put(message)
 
-    def wait_for_room(self) -> None:
-        """Sleep until the queue is not full; raises as ``submit`` does when the engine is gone."""
+    def wait_for_room(self, count: int) -> None:
+        """Sleep until ``count`` more can wait; raises as ``submit`` does when the engine is gone."""
         with self._condition:
-            while self._is_full() and self._refusal is None:
+            while not self._has_room(count) and self._refusal is None:
                 self._condition.wait()
             self._check_open()
 
@@ -71,12 +78,12 @@ class Inbox:
             return []
         with self._condition:
             messages, self._messages = self._messages, []
-            self._waiting += self._submits
-            self._submits = 0
+            self._waiting += self._submitted
+            self._submitted = 0
             return messages
 
     def report_waiting(self, count: int) -> None:
-        """How many requests wait in the scheduler now."""
+        """How many completions wait in the scheduler now."""
         if count == self._waiting:  # only the engine thread writes it
             return
         with self._condition:
@@ -88,7 +95,7 @@ class Inbox:
         with self._condition:
             self._refusal = error
             messages, self._messages = self._messages, []
-            self._submits = 0
+            self._submitted = 0
             self._condition.notify_all()
             return messages
 
@@ -96,8 +103,8 @@ class Inbox:
         self._messages.append(message)
         self._condition.notify_all()
 
-    def _is_full(self) -> bool:
-        return self._submits + self._waiting >= self._max_waiting
+    def _has_room(self, count: int) -> bool:
+        return self._submitted + self._waiting + count <= self._max_waiting
 
     def _check_open(self) -> None:
         if self._refusal is not None:

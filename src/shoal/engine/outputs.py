@@ -146,4 +146,10 @@ def _completion(index: int, parts: list[Chunk]) -> CompletionOutput:
 
 
 def _timings(timeline: RequestTimeline) -> Timings:
-    return Timings(queue=0.0, ttft=0.0, total=0.0, itl=(), tpot=None)
+    return Timings(
+        queue=timeline.queue_time,
+        ttft=timeline.ttft,
+        total=timeline.total or 0.0,
+        itl=timeline.itl,
+        tpot=timeline.tpot,
+    )

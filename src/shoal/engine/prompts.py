@@ -28,7 +28,7 @@ def split_prompts(prompts: Prompts) -> list[Prompt]:
     if not prompts:
         return []
     if is_token_prompt(prompts) or is_chat_prompt(prompts):
-        return [prompts]  # type: ignore[list-item]  # the checks above are on the first item
+        return [prompts]
     for position, prompt in enumerate(prompts):
         if not isinstance(prompt, (str, Sequence)) or isinstance(prompt, bytes):
             raise InvalidRequestError(

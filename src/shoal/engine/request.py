@@ -29,12 +29,14 @@ class Limits:
     context_length: most tokens of prompt and completion together.
     vocab_size: token ids are in [0, vocab_size).
     pool_tokens: tokens that the whole KV pool holds.
+    max_waiting: completions that the waiting queue holds.
     eos_ids: tokens by which the model ends a text.
     """
 
     context_length: int
     vocab_size: int
     pool_tokens: int
+    max_waiting: int
     eos_ids: frozenset[int]
 
     @property
@@ -66,6 +68,10 @@ def resolve(
     _check_ids("logit_bias", params.logit_bias, limits)
     _check_ids("stop_token_ids", params.stop_token_ids, limits)
     _check_order(priority, deadline, cache_salt)
+    if params.n > limits.max_waiting:
+        raise InvalidRequestError(
+            "n", f"{params.n} completions never fit a waiting queue of {limits.max_waiting}; raise max_waiting"
+        )
     max_tokens = _resolve_max_tokens(len(prompt), params, limits)
     if max_tokens == 0:
         return EmptyResult(prompt_ids=prompt, n=params.n)

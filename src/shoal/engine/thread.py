@@ -64,9 +64,9 @@ class EngineThread:
         """Queue a request, or raise ``QueueFullError``, ``EngineClosedError`` or ``EngineDeadError`` at once."""
         self._inbox.submit(Submit(request, outbox, self.now()))
 
-    def wait_for_room(self) -> None:
-        """Sleep until the waiting queue is not full."""
-        self._inbox.wait_for_room()
+    def wait_for_room(self, count: int = 1) -> None:
+        """Sleep until the waiting queue has room for so many completions."""
+        self._inbox.wait_for_room(count)
 
     def abort(self, request_id: str) -> None:
         """Ask to stop a request; its last chunk says ``abort``, unless it was done already."""
