@@ -275,7 +275,9 @@ class Engine:
     def _note_step(self, plan: StepPlan, now: float) -> None:
         """Before the plan runs: what a sequence's end would make unknown."""
         for seq_id in plan.preempted:
-            self._owners[seq_id].timeline.preemptions += 1
+            owner = self._owners.get(seq_id)
+            if owner is not None:  # else admitted with a static batch, and preempted before its first row
+                owner.timeline.preemptions += 1
         for entry in plan.entries:
             if entry.seq_id not in self._owners:
                 live = self._owners[entry.seq_id] = self._live[entry.request.request_id]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from shoal.config import EngineConfig
 from shoal.core.params import SamplingParams
@@ -168,7 +168,7 @@ class LLM:
                     "messages", "this model has no chat template; give the prompt as text or token ids"
                 )
             return template.encode(prompt)
-        return prompt
+        return cast(Sequence[int], prompt)  # what the items really are is checked by resolve
 
 
 def _params_for_each(params: Params, count: int) -> list[SamplingParams]:
