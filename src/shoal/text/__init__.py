@@ -1,1 +1,1 @@
-"""placeholder."""
+"""Text in and out: tokenizer, chat template, byte-exact detokenizer, stop strings."""
