@@ -53,6 +53,14 @@ class EngineStats:
 
 
 @dataclass(slots=True)
+class _Text:
+    """A completion's text so far."""
+
+    stream: TextStream
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
 class _Live:
     """A request between submit and its last chunk."""
 
@@ -60,7 +68,7 @@ class _Live:
     outbox: Outbox
     timeline: RequestTimeline
     unfinished: int
-    streams: dict[int, TextStream] = field(default_factory=dict)  # by completion, made with its first token
+    texts: dict[int, _Text] = field(default_factory=dict)  # by completion, made with its first token
 
 
 class Engine:
@@ -224,22 +232,25 @@ class Engine:
 
     def _detokenize(self, live: _Live, delta: TokenDelta) -> tuple[str, int, bool]:
         """The text that is now certain, how many of the tokens it took, and whether a stop string ended it."""
-        stream = live.streams.get(delta.index)
-        if stream is None:
-            stream = live.streams[delta.index] = TextStream(self._tokenizer, live.request.params.stop)
+        params = live.request.params
+        output = live.texts.get(delta.index)
+        if output is None:
+            output = live.texts[delta.index] = _Text(TextStream(self._tokenizer, params.stop))
+        stream = output.stream
         ends_with_stop_token = delta.finish is FinishReason.STOP
         shown = delta.token_ids[:-1] if ends_with_stop_token else delta.token_ids
         parts = []
         for count, token in enumerate(shown, 1):
-            parts.append(stream.push(token))
+            parts.append(stream.push(token, stop_allowed=output.num_tokens >= params.min_tokens))
+            output.num_tokens += 1
             if stream.stopped:
                 return "".join(parts), count, True
         if delta.finish is not None:
             parts.append(stream.flush())
-        return "".join(parts), len(delta.token_ids), False
+        return "".join(parts), len(delta.token_ids), stream.stopped
 
     def _close_completion(self, live: _Live, chunk: Chunk, at: float) -> Chunk:
-        live.streams.pop(chunk.index, None)
+        live.texts.pop(chunk.index, None)
         live.unfinished -= 1
         if live.unfinished:
             return chunk
