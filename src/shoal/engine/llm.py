@@ -167,7 +167,7 @@ class LLM:
                 raise InvalidRequestError(
                     "messages", "this model has no chat template; give the prompt as text or token ids"
                 )
-            return template.encode(prompt)
+            return self._loaded.tokenizer.encode_segments(template.render(prompt))
         return cast(Sequence[int], prompt)  # what the items really are is checked by resolve
 
 
