@@ -215,7 +215,10 @@ def _load_text(file: GGUFFile) -> tuple[Tokenizer, ChatTemplate | None]:
     if not isinstance(source, str):
         return tokenizer, None
     return tokenizer, ChatTemplate(
-        source, bos_token=_token_text(tokenizer, tokenizer.bos_id), eos_token=_token_text(tokenizer, tokenizer.eos_id)
+        source,
+        bos_token=_token_text(tokenizer, tokenizer.bos_id),
+        eos_token=_token_text(tokenizer, tokenizer.eos_id),
+        control_texts=tokenizer.control_texts,
     )
 
 

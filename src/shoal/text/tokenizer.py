@@ -37,8 +37,8 @@ class Tokenizer:
         self._control = frozenset(i for i, kind in enumerate(kinds) if kind == CONTROL)
         user_defined = [i for i, kind in enumerate(kinds) if kind == USER_DEFINED]
         self._special_ids = {spec.tokens[i]: i for i in (*user_defined, *sorted(self._control)) if spec.tokens[i]}
-        self._cut_at_user_defined = _alternation(spec.tokens[i] for i in user_defined)
-        self._cut_at_all = _alternation(self._special_ids)
+        self._cut_at_user_defined = alternation(spec.tokens[i] for i in user_defined)
+        self._cut_at_all = alternation(self._special_ids)
         self._library = _sentence_piece_library(spec) if self._sentence_piece else _byte_level_library(spec, path)
         self._bytes: dict[int, bytes] = {}
 
@@ -61,6 +61,11 @@ class Tokenizer:
     def eos_ids(self) -> frozenset[int]:
         """All tokens by which the model ends its turn or the text."""
         return self.spec.end_ids
+
+    @property
+    def control_texts(self) -> tuple[str, ...]:
+        """Spellings of the control tokens."""
+        return tuple(self.spec.tokens[item] for item in sorted(self._control))
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
         """Token ids of a text, with the begin and end tokens the model asks for.
@@ -143,7 +148,7 @@ def _spelled_bytes() -> Mapping[str, bytes]:
     return table
 
 
-def _alternation(texts: Iterable[str]) -> re.Pattern[str] | None:
+def alternation(texts: Iterable[str]) -> re.Pattern[str] | None:
     """Matches any of the texts, the longest first; None for none."""
     ordered = sorted({text for text in texts if text}, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, ordered))})") if ordered else None
