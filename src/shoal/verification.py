@@ -173,7 +173,7 @@ def verify(
     try:
         for done, request in enumerate(requests):
             # A fresh scheduler each time: nothing of one request may reach the next.
-            scheduler = _scheduler(alone, backend, 1)
+            scheduler = _scheduler(alone, backend, (request,))
             baseline.update(_run(backend, scheduler, (request,)).outcomes)
             progress(done + 1, total)
     finally:
@@ -199,7 +199,7 @@ def _compare(
 ) -> VariantResult:
     backend = make_backend(variant.config)
     try:
-        scheduler = _scheduler(variant.config, backend, len(requests))
+        scheduler = _scheduler(variant.config, backend, requests)
         for _ in range(variant.rounds):
             run = _run(backend, scheduler, requests)
     finally:
@@ -223,12 +223,12 @@ def _compare(
     )
 
 
-def _scheduler(config: EngineConfig, backend: Backend, max_waiting: int) -> Scheduler:
+def _scheduler(config: EngineConfig, backend: Backend, requests: Sequence[Request]) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
             token_budget=config.token_budget,
-            max_waiting=max_waiting,
+            max_waiting=sum(request.params.n for request in requests),
             policy=config.policy,
             prefix_caching=config.prefix_caching,
         ),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
 from jinja2 import nodes
@@ -56,7 +56,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.globals["range"] = _bounded_range
         for name in ("lipsum", "cycler", "joiner"):
             self.globals.pop(name, None)
-        self.filters = {name: _bounded_filter(function) for name, function in self.filters.items()}
+        self.filters = {name: _bounded_filter(name, function) for name, function in self.filters.items()}
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """An operator whose result may be larger than its operands."""
@@ -139,8 +139,10 @@ def _bounded_range(*args: int) -> range:
     return found
 
 
-def _bounded_filter(function: Callable[..., Any]) -> Callable[..., Any]:
+def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
+        if name == "format":
+            _check_widths(str(args[0]))
         # A lazy filter's input (a generator) has no size yet; it is bounded by what it was made of.
         _check_arguments([*args, *kwargs.values()])
         result = function(*args, **kwargs)
@@ -173,7 +175,7 @@ def _size(value: Any) -> int:
         return len(value)
     if isinstance(value, (list, tuple, set, frozenset)):
         return len(value) + sum(len(item) for item in value if isinstance(item, str))
-    return len(value) if isinstance(value, Mapping) else 1
+    return len(value) if isinstance(value, Sized) else 1
 
 
 def _check_repetition(value: Any, times: Any) -> None:
