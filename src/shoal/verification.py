@@ -144,7 +144,7 @@ def make_variants(base: EngineConfig, requests: Sequence[Request]) -> tuple[Vari
     # Room for the largest request and a little: the others must give way.
     largest = max(_most_tokens(request) for request in requests)
     total = sum(_most_tokens(request) for request in requests)
-    tight = _blocks(largest + max(2 * block, min(total // 6, 4 * largest)), block)
+    tight = _blocks(largest + max(2 * block, min(total // 12, largest)), block)
     return (
         Variant("batched", together, needs="mean_batch"),
         Variant("token budget 16", replace(together, token_budget=16, max_num_seqs=16)),

@@ -87,7 +87,8 @@ def _print(report: Report) -> None:
 
     table = Table(title=f"{report.requests} requests, each against itself alone")
     for name in ("circumstance", "compared", "different", "steps", "mean batch", "preempted", "prefix hits"):
-        table.add_column(name, justify="left" if name == "circumstance" else "right")
+        first = name == "circumstance"
+        table.add_column(name, justify="left" if first else "right", no_wrap=first)
     for item in report.variants:
         table.add_row(
             item.name,
