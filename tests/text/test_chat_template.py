@@ -187,3 +187,9 @@ def test_parts_and_null_content() -> None:
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}]
     text = text_of(template(SIMPLE).render(messages, add_generation_prompt=False))
     assert text == "<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+
+
+def test_filters_that_take_the_context_work() -> None:
+    template = ChatTemplate("{{ messages|selectattr('role', 'equalto', 'user')|map(attribute='content')|join('+') }}")
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert "".join(text for text, _ in template.render(messages)) == "a"

@@ -9,8 +9,8 @@ nowhere in template or messages, is put after each character such as ``<`` or ``
 markers inside it is no control token; after the rendering is cut at the real ones, the markers are taken out.
 Stripping, slicing, deleting from or joining user text cannot bring a spelling about: either its characters are not
 all there, or the markers are between them. (A template could still do it on purpose, by dropping single characters
-in the middle; templates come with the model, messages do not.) Ordinary conversations carry no markers at all, so templates that look
-for something in a message (``</think>``, say) find it.
+in the middle; templates come with the model, messages do not.) Ordinary conversations carry no markers at all, so
+templates that look for something in a message (``</think>``, say) find it.
 """
 
 from __future__ import annotations

@@ -20,8 +20,10 @@ import time
 from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import Environment, nodes
 from jinja2.exceptions import SecurityError
+from jinja2.nodes import EvalContext
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -46,7 +48,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=_check_shown
+        )
         self._clock = clock
         self._deadline = clock() + MAX_SECONDS
         self._steps = 0
@@ -106,7 +110,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(kept)
 
     def _glue(self, *values: Any) -> str:
-        return self._concat(str(value) for value in values)
+        return self._concat(str(_check_shown(value)) for value in values)
 
 
 class _Weaver(NodeTransformer):
@@ -170,12 +174,40 @@ def _check_product(values: list[Any]) -> None:
         raise TemplateBoundError("an argument is too large")
 
 
+def _check_shown(value: Any) -> Any:
+    """The value, if writing it out is affordable: a list that holds another twice doubles what it shows."""
+    _size(value)
+    return value
+
+
 def _size(value: Any) -> int:
+    # What the library passes to filters on its own account (context, environment) is not the template's doing.
+    if isinstance(value, (Context, Environment, EvalContext)):
+        return 1
     if isinstance(value, (str, bytes)):
         return len(value)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return len(value) + sum(len(item) for item in value if isinstance(item, str))
+    if isinstance(value, (list, tuple, set, frozenset, dict)):
+        return _deep_size(value)
     return len(value) if isinstance(value, Sized) else 1
+
+
+def _deep_size(value: Any) -> int:
+    """Items and characters of a nest of containers, each counted as often as it would be shown."""
+    size = 0
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        size += 16  # an item costs more than a character
+        if isinstance(item, (str, bytes)):
+            size += len(item)
+        elif isinstance(item, dict):
+            pending.extend(item)
+            pending.extend(item.values())
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            pending.extend(item)
+        if size + len(pending) > MAX_CHARS:
+            raise TemplateBoundError(f"a nest of lists holds more than {MAX_CHARS} items and characters")
+    return size
 
 
 def _check_repetition(value: Any, times: Any) -> None:
