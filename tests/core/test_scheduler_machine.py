@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -29,7 +30,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         watermark=st.sampled_from([0.0, 0.1]),
     )
-    def begin(self, policy: str, blocks: int, seqs: int, budget: int, caching: bool, watermark: float) -> None:
+    def begin(self, *, policy: str, blocks: int, seqs: int, budget: int, caching: bool, watermark: float) -> None:
         self.blocks = blocks
         self.config = SchedulerConfig(
             max_num_seqs=seqs,
@@ -59,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def add(
         self,
+        *,
         prompt: list[int],
         max_tokens: int,
         n: int,
@@ -98,12 +100,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not self.live:
             return
         request = next(iter(self.live.values()))
-        try:
+        with pytest.raises(InvalidRequestError, match="request_id"):
             self.scheduler.add(request, self.time)
-        except InvalidRequestError as error:
-            assert error.field == "request_id"
-        else:
-            raise AssertionError("an id in use was taken")
 
     @precondition(lambda self: self.plan is None)
     @rule()
