@@ -116,6 +116,7 @@ def test_what_templates_may_use() -> None:
     assert segments[0] == ("<s>", True)
 
 
+NESTED = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
 BOMBS = (
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "{% for a in range(10 ** 9) %}{% endfor %}",
@@ -137,6 +138,11 @@ BOMBS = (
     "{{ ('a\n' * 40000) | indent(9000) }}",
     "{% for i in range(99999) %}{{ 'a' * 90000 }}{% endfor %}",
     "{% set x = namespace(n=2) %}{% for i in range(90000) %}{% set x.n = x.n * x.n %}{% endfor %}",
+    NESTED + "{{ ns.x }}",
+    NESTED + "{{ ns.x | tojson }}",
+    NESTED + "{{ '' ~ ns.x }}",
+    NESTED + "{{ ns.x | string }}",
+    "{{ messages | tojson(indent=1000000000) }}",
     "{{ ().__class__.__base__.__subclasses__() }}",
     "{{ messages.append(1) }}",
 )

@@ -92,7 +92,7 @@ class ChatTemplate:
         environment = BoundedEnvironment(self._clock)
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: self._now().strftime(form)
-        environment.filters["tojson"] = _to_json
+        environment.add_filter("tojson", _to_json)
         try:
             return environment.from_string(self.source).render(
                 messages=messages, add_generation_prompt=add_generation_prompt, tools=tools, **self._constants
