@@ -26,9 +26,7 @@ PROMPT, OUTPUT, ROUNDS = 128, 128, 3
 def one_round(backend: CpuBackend, batch: int, seed: int) -> tuple[float, float]:
     """Prefill and decode tokens per second."""
     generator = random.Random(seed)
-    scheduler = Scheduler(
-        SchedulerConfig(max_num_seqs=64, token_budget=512, prefix_caching=False), backend.cache_shape
-    )
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=64, token_budget=512, prefix_caching=False), backend.cache_shape)
     for number in range(batch):
         scheduler.add(
             Request(

@@ -1,7 +1,7 @@
 """Exact by construction, shown: the same requests in many circumstances must give the same tokens and bits.
 
-One baseline runs every request alone: batch of one, one thread, no prefix cache, plenty of memory. Each variant then
-changes one circumstance. A comparison is one completion of one variant against the baseline's: its tokens, and its
+One baseline runs every request alone: batch of one, no prefix cache, plenty of memory. Each variant then changes a
+circumstance. A comparison is one completion of one variant against the baseline's: its tokens, and its
 log-probabilities as they are, without a tolerance. A variant also counts whether its circumstance came about (a batch
 formed, a sequence was preempted, a prefix was found), because a check that never met its case proves nothing.
 """
@@ -23,8 +23,8 @@ from shoal.errors import ConfigError
 
 MakeBackend = Callable[[EngineConfig], Backend]
 SHARED_PREFIX = 48
-LONGEST_PROMPT = 200
-MOST_NEW_TOKENS = 24
+LONGEST_PROMPT = 160
+MOST_NEW_TOKENS = 20
 
 
 class Outcome(NamedTuple):
@@ -138,12 +138,12 @@ def make_variants(base: EngineConfig, requests: Sequence[Request]) -> tuple[Vari
         token_budget=512,
         prefix_caching=False,
         policy="fcfs",
-        threads=1,
         kv_tokens=_blocks(sum(_most_tokens(request) * request.params.n for request in requests), block),
     )
     # Room for the largest request and a little: the others must give way.
     largest = max(_most_tokens(request) for request in requests)
     total = sum(_most_tokens(request) for request in requests)
+    threads = 2 if base.threads == 1 else 1
     tight = _blocks(largest + max(2 * block, min(total // 12, largest)), block)
     return (
         Variant("batched", together, needs="mean_batch"),
@@ -152,7 +152,7 @@ def make_variants(base: EngineConfig, requests: Sequence[Request]) -> tuple[Vari
         Variant("small KV pool", replace(together, kv_tokens=tight), needs="preemptions"),
         Variant("cold prefix cache", replace(together, prefix_caching=True)),
         Variant("warm prefix cache", replace(together, prefix_caching=True), rounds=2, needs="prefix_hit_tokens"),
-        Variant("2 threads", replace(together, threads=2)),
+        Variant(f"{threads} thread{'s' * (threads > 1)}", replace(together, threads=threads)),
         Variant("static batching", replace(together, policy="static", max_num_seqs=8)),
     )
 

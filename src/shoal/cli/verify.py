@@ -27,7 +27,8 @@ def verify(
     """Check that every request gives the same tokens and log-probability bits alone and in company.
 
     Runs each request alone, then all of them batched, with other token budgets, with so little KV memory that
-    sequences are preempted, with a cold and a warm prefix cache, on two threads and under static batching. Exit
+    sequences are preempted, with a cold and a warm prefix cache, on another number of threads and under static
+    batching. Exit
     status 1 if anything differs.
     """
     from rich.progress import Progress
