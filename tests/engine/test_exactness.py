@@ -29,8 +29,15 @@ def run(path: Path, config: EngineConfig, count: int) -> Report:
 
 
 @pytest.mark.parametrize("isa", available_isas())
-@pytest.mark.parametrize("precision", ["f32", "bf16", "native"])
-@pytest.mark.parametrize("name", ["llama-gguf/tiny-llama.Q4_1.gguf", "llama-k-gguf/tiny-llama-k.Q4_K_M.gguf"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("llama-gguf/tiny-llama.Q4_1.gguf", "f32"),
+        ("llama-gguf/tiny-llama.Q4_1.gguf", "bf16"),
+        ("llama-gguf/tiny-llama.Q4_1.gguf", "native"),
+        ("llama-k-gguf/tiny-llama-k.Q4_K_M.gguf", "native"),
+    ],
+)
 def test_tiny_models(name: str, precision: str, isa: str) -> None:
     report = run(TINY / name, EngineConfig(precision=precision, isa=isa), 16)
     assert report.mismatches == 0
@@ -60,13 +67,12 @@ class Drifting:
         if len(plan.entries) < 3:
             return result
         changed = [
-            replace_token(item) if number == 2 and item.token_ids else item
-            for number, item in enumerate(result.entries)
+            other_token(item) if number == 2 and item.token_ids else item for number, item in enumerate(result.entries)
         ]
         return StepResult(tuple(changed))
 
 
-def replace_token(item: EntryResult) -> EntryResult:
+def other_token(item: EntryResult) -> EntryResult:
     return item._replace(token_ids=(item.token_ids[0] ^ 1,))
 
 
