@@ -1,4 +1,4 @@
-"""Tokens per second through the real scheduler and backend: `python benchmarks/engine_speed.py MODEL.gguf [batch ...]`.
+"""Tokens per second through the real scheduler and backend: `python benchmarks/engine_speed.py MODEL.gguf [--json]`.
 
 Each batch size runs B sequences of 128 random prompt tokens and 128 greedy ones, end-of-sequence ignored, no prefix
 cache: the work that llama.cpp's llama-batched-bench does with -npp 128 -ntg 128. Prefill is timed to the step in which
@@ -7,9 +7,10 @@ the last prompt ends, decode over the steps after it. The median of three rounds
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
 import statistics
-import sys
 import time
 from dataclasses import replace
 
@@ -59,15 +60,27 @@ def one_round(backend: CpuBackend, batch: int, seed: int) -> tuple[float, float]
     return batch * PROMPT / prefill, decoded / decode
 
 
-def main(path: str, *batches: str) -> None:
-    model, config, _ = open_model(path, EngineConfig())
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="path of a .gguf file")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 32, 64])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    model, config, _ = open_model(arguments.model, EngineConfig())
     backend = build_backend(model, replace(config, kv_tokens=64 * 288))
     one_round(backend, 4, 0)
-    for batch in map(int, batches or ("1", "4", "16", "32", "64")):
-        rounds = [one_round(backend, batch, seed) for seed in range(ROUNDS)]
+    results = []
+    for batch in arguments.batch:
+        rounds = [one_round(backend, batch, seed) for seed in range(arguments.rounds)]
         prefill, decode = (statistics.median(values) for values in zip(*rounds, strict=True))
-        print(f"B={batch} prefill {prefill:.0f} decode {decode:.0f} tokens/s")
+        results.append({"batch": batch, "prefill_tokens_per_s": round(prefill), "decode_tokens_per_s": round(decode)})
+        if not arguments.json:
+            print(f"B={batch} prefill {prefill:.0f} decode {decode:.0f} tokens/s")
+    if arguments.json:
+        print(json.dumps({"precision": config.precision, "threads": config.threads, "results": results}))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
