@@ -1,4 +1,4 @@
-"""Draws decode speed by batch size: `python benchmarks/batch_figure.py docs/figures/batching.json docs/figures/batching.svg`.
+"""Draws decode speed by batch size: `python benchmarks/batch_figure.py FIGURE.json FIGURE.svg`.
 
 The JSON holds a title, a note, the batch sizes and one series of tokens/s per engine (null where not measured). Plain
 SVG, so that it needs no plotting library and reads well in black and white: engines differ in tone and are labelled.
@@ -25,7 +25,8 @@ def draw(data: dict[str, Any]) -> str:
     group = plot_width / len(batches)
     bar = group * 0.8 / len(series)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" ',
+        'font-family="sans-serif" font-size="13">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="22" font-size="16" font-weight="bold">{escape(data["title"])}</text>',
     ]
