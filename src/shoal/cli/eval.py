@@ -33,10 +33,12 @@ def evaluate(
     from rich.progress import Progress
 
     from shoal.assembly import build_backend, open_model
+    from shoal.cli.loading import fetch_if_missing
     from shoal.evaluation import evaluate as run_evaluation
     from shoal.text.tokenizer import Tokenizer, TokenizerSpec
 
     source = _read(text)
+    fetch_if_missing(model)
     file_model, config, file = open_model(model, engine, notify=note)
     limit = config.context_length or file_model.description.context_length
     if window > limit:

@@ -18,8 +18,10 @@ def info(*, engine: EngineConfig, model: Model = DEFAULT_MODEL, as_json: Json = 
     """Show the machine, the model and every option as resolved, with its reason."""
     from shoal.assembly import kv_bytes_per_token, load_model
     from shoal.backends.memory import available_memory
+    from shoal.cli.loading import fetch_if_missing
     from shoal.kernels.native import available_isas
 
+    fetch_if_missing(model)
     loaded = load_model(model, engine, notify=note)
     backend, description = loaded.backend, loaded.description
     free = available_memory()

@@ -34,9 +34,11 @@ def verify(
     from rich.progress import Progress
 
     from shoal.assembly import build_backend, open_model
+    from shoal.cli.loading import fetch_if_missing
     from shoal.verification import make_requests
     from shoal.verification import verify as run_verification
 
+    fetch_if_missing(model)
     file_model, config, _ = open_model(model, engine, notify=note)
     description = file_model.description
     wanted = make_requests(
