@@ -153,6 +153,32 @@ def test_a_lone_running_sequence_can_be_displaced() -> None:
     drain(scheduler)
 
 
+def test_nobody_is_displaced_for_nothing() -> None:
+    scheduler = make_scheduler(policy="priority", blocks=8)
+    shared = list(range(16))
+    scheduler.add(make_request("high", shared, max_tokens=9, priority=2), 0.0)
+    step(scheduler)
+    scheduler.add(make_request("low", shared, max_tokens=9, priority=-1), 0.0)
+    step(scheduler)
+    # What low holds is mostly high's too: preempting it would not make the room that is needed.
+    scheduler.add(make_request("mid", [99] * 20, max_tokens=1), 0.0)
+    assert step(scheduler)[0].preempted == ()
+    drain(scheduler)
+
+
+def test_several_tokens_of_one_step_are_taken_in_order() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", [1], max_tokens=5, stop_ids=[9]), 0.0)
+    plan = scheduler.schedule(0.0)
+    (delta,) = scheduler.commit(plan, StepResult((EntryResult((5, 6)),)))
+    assert (delta.token_ids, delta.finish) == ((5, 6), None)
+    plan = scheduler.schedule(0.0)
+    assert plan.entries[0].token_ids == (5, 6)
+    (delta,) = scheduler.commit(plan, StepResult((EntryResult((7, 9, 8)),)))
+    assert (delta.token_ids, delta.finish) == ((7, 9), FinishReason.STOP)
+    drain(scheduler)
+
+
 def test_deadlines_come_in_order_and_before_none() -> None:
     scheduler = make_scheduler(policy="deadline")
     for name, deadline in (("never", None), ("late", 9.0), ("soon", 2.0)):

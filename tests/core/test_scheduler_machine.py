@@ -128,9 +128,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             touched = set(entry.block_table[entry.start // BLOCK : (end - 1) // BLOCK + 1])
             assert not touched & written, "two sequences write one block"
             written |= touched
-        if entries and self.config.policy != "priority":
-            oldest = min(self.seq_ids[item.seq_id] for item in entries)
-            assert oldest in self.live
+        # The first in order of those running, after preemptions and admissions, is always served.
+        if entries:
+            first = min(key for key, _ in self.scheduler._running)
+            assert any(self.scheduler._by_id[entry.seq_id].key == first for entry in entries)
 
     @precondition(lambda self: self.plan is not None)
     @rule(data=st.data())

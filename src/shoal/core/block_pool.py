@@ -141,12 +141,6 @@ class BlockPool:
             self._root_children[parent] += 1
         return prefix
 
-    def drop_root(self, salt: Hashable) -> None:
-        """Forget a salt's root if nothing is published right behind it."""
-        root = self._roots.get(salt)
-        if root is not None and self._root_children[root] == 0:
-            self._drop_root(root)
-
     def check(self) -> None:
         """InternalError unless every invariant holds."""
         for block, references in enumerate(self._references):

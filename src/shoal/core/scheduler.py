@@ -17,11 +17,12 @@ Hence the oldest running sequence is served in every step, and a step with work 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shoal.core.block_pool import NO_PREFIX, BlockPool
+from shoal.core.block_pool import NO_PREFIX, BlockPool, Match
 from shoal.core.errors import InternalError
 from shoal.core.plan import CacheShape, EntryResult, StepEntry, StepPlan, StepResult, TokenDelta, TokenLogprobs
 from shoal.core.policy import POLICIES
@@ -329,16 +330,24 @@ class Scheduler:
             return False  # it has ended; whoever comes first computes the prompt
         return first.num_published < (sequence.num_prompt - 1) // self._block_size and first.num_generated == 0
 
+    def _match(self, sequence: Sequence) -> Match:
+        """What the cache holds of a waiting sequence; at least one token must be computed to have logits."""
+        limit = (len(sequence.tokens) - 1) // self._block_size if sequence.publishes else 0
+        return self._pool.match(sequence.salt, sequence.tokens, limit)
+
+    def _fits(self, sequence: Sequence, match: Match, more: int = 0) -> bool:
+        """Whether a waiting sequence's blocks are there, if ``more`` were free, and the watermark stays."""
+        needed = self._blocks_for(len(sequence.tokens)) - len(match.blocks)
+        left = self._pool.num_free + more - self._pool.num_idle(match.blocks) - needed
+        return left >= (self._spare_blocks if self._running else 0)
+
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Give a waiting sequence all blocks that its tokens need, cached ones first; False if they are not there."""
-        # At least one token must be computed to have logits.
-        limit = (len(sequence.tokens) - 1) // self._block_size if sequence.publishes else 0
-        match = self._pool.match(sequence.salt, sequence.tokens, limit)
-        needed = self._blocks_for(len(sequence.tokens)) - len(match.blocks)
-        left = self._pool.num_free - self._pool.num_idle(match.blocks) - needed
-        if left < (self._spare_blocks if self._running else 0):
+        match = self._match(sequence)
+        if not self._fits(sequence, match):
             return False
         self._pool.share(match.blocks)
+        needed = self._blocks_for(len(sequence.tokens)) - len(match.blocks)
         sequence.block_table = match.blocks + self._pool.allocate(needed)
         sequence.num_computed = len(match.blocks) * self._block_size
         sequence.num_published = len(match.blocks)
@@ -354,15 +363,15 @@ class Scheduler:
         candidate = next((item for _, item in self._waiting if not self._waits_for_sibling(item)), None)
         if candidate is None:
             return
-        # Only displace if doing so can help: counting all that could be had.
         lower = [item for _, item in self._running if item.key[0] > candidate.key[0]]
-        if not lower:
+        match = self._match(candidate)
+        # Nobody is preempted for nothing: all that could be had must be enough. A block becomes free only if nobody
+        # but these holds it.
+        held = Counter(block for item in lower for block in item.block_table)
+        freed = sum(self._pool.references(block) == count for block, count in held.items())
+        if not self._fits(candidate, match, more=freed - sum(block in held for block in match.blocks)):
             return
-        needed = self._blocks_for(len(candidate.tokens))
-        spare = self._spare_blocks if len(self._running) > len(lower) else 0
-        if self._pool.num_free + sum(len(item.block_table) for item in lower) < needed + spare:
-            return
-        while lower and (len(self._running) >= self._most_running or self._pool.num_free < needed + self._spare_blocks):
+        while lower and (len(self._running) >= self._most_running or not self._fits(candidate, match)):
             self._preempt(lower.pop(), preempted)
 
     def _preempt(self, sequence: Sequence, preempted: list[int]) -> None:
