@@ -285,6 +285,19 @@ def test_attention_is_exact_in_chunks_batches_threads_and_sets(seed: int, kv_dty
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
 
 
+def test_more_threads_than_cores_over_many_steps() -> None:
+    """Threads lose their cores in the middle of phases and come back steps later; nothing is done twice or left out."""
+    rng = np.random.default_rng(9)
+    shape = Geometry(vocab=20, num_layers=4, num_heads=6, num_kv_heads=2, head_dim=32, num_blocks=12)
+    model = attention_model(rng, shape, True, 32)
+    steps = [chunk_step([(0, rng.integers(0, 20, count).tolist(), [3, 1])]) for count in (1, 2, 5, 17)]
+    alone = Native(model, shape, isa=ISAS[0])
+    expected = [alone.run(step) for step in steps]
+    crowd = Native(model, shape, isa=ISAS[0], threads=7)
+    for number in range(600):
+        np.testing.assert_array_equal(crowd.run(steps[number % 4]), expected[number % 4])
+
+
 @each_isa
 @pytest.mark.parametrize("kv_dtype", ["f32", "bf16"])
 def test_a_block_that_held_nan_gives_nothing_away(isa: str, kv_dtype: str) -> None:
