@@ -11,6 +11,7 @@ namespace shoal {
 namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
+constexpr int64_t kWeightChunk = 32 << 20;
 constexpr int64_t kMaxPhases = 4096;
 constexpr int32_t kMaxHeadDim = 512;
 
@@ -73,6 +74,21 @@ Program::Program(const ProgramShape& shape, const KernelTable* kernels)
 
 Program::~Program() { team_.stop(); }
 
+// Weights lie one after the other in the order of their use, on huge pages: a single one is mostly smaller than such a
+// page, and a step walks through all of them. Null if there is no memory.
+uint8_t* Program::take_weight_memory(int64_t bytes) {
+    bytes = round_up(bytes, 4096);
+    if (weight_chunks_.empty() || chunk_used_ + bytes > weight_chunks_.back().size()) {
+        Memory chunk;
+        if (!chunk.allocate(std::max(bytes, kWeightChunk))) return nullptr;
+        weight_chunks_.push_back(std::move(chunk));
+        chunk_used_ = 0;
+    }
+    uint8_t* data = weight_chunks_.back().data() + chunk_used_;
+    chunk_used_ += bytes;
+    return data;
+}
+
 // ---- recording -----------------------------------------------------------------------------------------------------
 
 std::string Program::add_weight(const std::vector<WeightPart>& parts, int64_t features, Format format, int32_t* id) {
@@ -94,11 +110,13 @@ std::string Program::add_weight(const std::vector<WeightPart>& parts, int64_t fe
     weight.columns = columns;
     weight.panels = (columns + kLanes - 1) / kLanes;
     const int64_t bytes = weight.panels * panel_bytes(format, features);
-    if (!weight.memory.allocate(bytes)) return "out of memory for packed weights";
+    uint8_t* data = take_weight_memory(bytes);
+    if (!data) return "out of memory for packed weights";
+    weight.data = data;
     weight_bytes_ += bytes;
-    PackWork work(parts, format, features, weight.panels, weight.memory.data());
+    PackWork work(parts, format, features, weight.panels, data);
     team_.run(work, 1);
-    weights_.push_back(std::move(weight));
+    weights_.push_back(weight);
     *id = static_cast<int32_t>(weights_.size()) - 1;
     return {};
 }
@@ -596,7 +614,7 @@ void Program::run_linear(const Op& op, int64_t unit, int thread) {
     const Buffer& in = buffers_[static_cast<size_t>(op.in)];
     const Buffer& out = buffers_[static_cast<size_t>(op.out)];
     Linear args{};
-    args.weight = w.memory.data();
+    args.weight = w.data;
     args.format = w.format;
     args.features = w.features;
     args.columns = w.columns;

@@ -103,7 +103,7 @@ class Program final : private PhaseWork {
 
   private:
     struct Weight {
-        Memory memory;
+        const uint8_t* data;
         Format format;
         int64_t features, columns, panels;
     };
@@ -148,6 +148,7 @@ class Program final : private PhaseWork {
     int64_t rows_of(const Buffer& buffer) const { return buffer.per_sample ? step_.samples : step_.rows; }
     int64_t capacity_of(const Buffer& buffer) const { return buffer.per_sample ? shape_.max_samples : shape_.max_rows; }
     RowForms forms(const Buffer& buffer, int64_t row, bool with_f32) const;
+    uint8_t* take_weight_memory(int64_t bytes);
     std::string push(Op op);
     void plan_forms();
     std::string plan_memory();
@@ -161,6 +162,8 @@ class Program final : private PhaseWork {
     const ProgramShape shape_;
     const KernelTable* const kernels_;
     std::vector<Weight> weights_;
+    std::vector<Memory> weight_chunks_;
+    int64_t chunk_used_ = 0;  // of the last one
     std::vector<Memory> vectors_;
     std::vector<Buffer> buffers_;
     std::vector<Op> ops_;

@@ -239,11 +239,21 @@ def test_what_can_never_run_is_refused() -> None:
         scheduler.add(make_request("a", [1]), 0.0)
     with pytest.raises(QueueFullError):
         scheduler.add(make_request("b", [1], n=2), 0.0)
+    with pytest.raises(InvalidRequestError, match="n: the queue holds 2 completions, got 3"):
+        scheduler.add(make_request("c", [1], n=3), 0.0)
     drain(scheduler)
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("max_num_seqs", 0), ("token_budget", True), ("policy", "lifo"), ("watermark", 1.0)]
+    ("field", "value"),
+    [
+        ("max_num_seqs", 0),
+        ("token_budget", True),
+        ("policy", "lifo"),
+        ("watermark", 1.0),
+        ("watermark", "x"),
+        ("prefix_caching", "no"),
+    ],
 )
 def test_wrong_options_are_named(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=field):
@@ -267,6 +277,25 @@ def test_a_result_of_the_wrong_length_is_an_internal_error() -> None:
     plan = scheduler.schedule(0.0)
     with pytest.raises(InternalError):
         scheduler.commit(plan, StepResult(()))
+
+
+def test_a_backend_that_gives_no_token_fails_that_sequence_only() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", [1]), 0.0)
+    scheduler.add(make_request("b", [2]), 0.0)
+    plan = scheduler.schedule(0.0)
+    deltas = scheduler.commit(plan, StepResult((EntryResult(), EntryResult((3,)))))
+    assert [(delta.request_id, delta.finish) for delta in deltas] == [("a", FinishReason.ERROR), ("b", None)]
+    drain(scheduler)
+
+
+def test_a_head_that_does_not_fit_is_tried_again_when_room_is_made() -> None:
+    scheduler = make_scheduler(blocks=6, prefix_caching=False)
+    scheduler.add(make_request("a", [1] * 12, max_tokens=3), 0.0)
+    scheduler.add(make_request("b", [2] * 16, max_tokens=2), 0.0)
+    assert [name for _ in range(3) for name, _, _ in served(step(scheduler)[0])] == ["a.0"] * 3
+    assert served(step(scheduler)[0]) == [("b.0", 0, 16)]
+    drain(scheduler)
 
 
 def test_waste_counts_the_empty_places() -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,7 +52,10 @@ class SchedulerConfig:
                 raise ConfigError(name, f"must be a positive integer, got {value!r}")
         if self.policy not in POLICIES:
             raise ConfigError("policy", f"must be one of {', '.join(POLICIES)}, got {self.policy!r}")
-        if not 0 <= self.watermark < 1:
+        if not isinstance(self.prefix_caching, bool):
+            raise ConfigError("prefix_caching", f"must be true or false, got {self.prefix_caching!r}")
+        number = isinstance(self.watermark, (int, float)) and not isinstance(self.watermark, bool)
+        if not number or not 0 <= self.watermark < 1:
             raise ConfigError("watermark", f"must be in [0, 1), got {self.watermark!r}")
 
 
@@ -94,6 +97,10 @@ class Scheduler:
         self._peak_blocks = 0
         self._preemptions = 0
         self._prefix_hit_tokens = 0
+        # Room was last made at this count; the head of the queue that did not fit at it need not be tried again.
+        self._room_made = 0
+        self._did_not_fit: tuple[int, int] | None = None  # (seq_id, count of room made)
+        self._could_not_displace: tuple[int, int] | None = None  # the same
         self._places = 0  # for tokens, in held blocks, summed over steps
         self._empty_places = 0
 
@@ -102,8 +109,8 @@ class Scheduler:
     def add(self, request: Request, now: float) -> None:
         """Queue a request's ``n`` sequences.
 
-        QueueFullError if they do not all fit into the queue; InvalidRequestError for an id that is in use, an empty
-        prompt, or a length that the whole pool could not hold.
+        QueueFullError if they do not all fit into the queue now; InvalidRequestError for an id that is in use, an
+        empty prompt, more completions than the queue could ever hold or a length that the whole pool could not.
         """
         count = request.params.n
         if request.request_id in self._by_request:
@@ -117,6 +124,8 @@ class Scheduler:
             raise InvalidRequestError(
                 "max_tokens", f"{longest} tokens can never fit the KV cache of {room}; ask for less or raise kv_tokens"
             )
+        if count > self._config.max_waiting:
+            raise InvalidRequestError("n", f"the queue holds {self._config.max_waiting} completions, got {count}")
         if len(self._waiting) + count > self._config.max_waiting:
             raise QueueFullError(self._config.max_waiting)
         shared = self._config.prefix_caching
@@ -197,7 +206,9 @@ class Scheduler:
             sequence.num_computed = computed = entry.start + len(entry.token_ids)
             if sequence.publishes and computed >= (sequence.num_published + 1) * self._block_size:
                 self._publish(sequence)
-            if entry.samples:
+            if entry.samples and not outcome.token_ids:
+                deltas.append(self._end(sequence, FinishReason.ERROR, error="the backend gave no token"))
+            elif entry.samples:
                 deltas.append(self._take_tokens(sequence, outcome))
         return tuple(deltas)
 
@@ -311,7 +322,11 @@ class Scheduler:
             if self._waits_for_sibling(sequence):
                 position += 1
                 continue
+            attempt = (sequence.seq_id, self._room_made)
+            if attempt == self._did_not_fit:
+                return
             if not self._take_blocks(sequence):
+                self._did_not_fit = attempt
                 return
             del self._waiting[position]
             sequence.move_to(State.RUNNING)
@@ -363,13 +378,17 @@ class Scheduler:
         candidate = next((item for _, item in self._waiting if not self._waits_for_sibling(item)), None)
         if candidate is None:
             return
+        attempt = (candidate.seq_id, self._room_made)
         lower = [item for _, item in self._running if item.key[0] > candidate.key[0]]
+        if not lower or attempt == self._could_not_displace:
+            return
         match = self._match(candidate)
         # Nobody is preempted for nothing: all that could be had must be enough. A block becomes free only if nobody
         # but these holds it.
         held = Counter(block for item in lower for block in item.block_table)
         freed = sum(self._pool.references(block) == count for block, count in held.items())
         if not self._fits(candidate, match, more=freed - sum(block in held for block in match.blocks)):
+            self._could_not_displace = attempt
             return
         while lower and (len(self._running) >= self._most_running or not self._fits(candidate, match)):
             self._preempt(lower.pop(), preempted)
@@ -388,12 +407,14 @@ class Scheduler:
     def _leave_running(self, sequence: Sequence) -> None:
         del self._running[bisect_left(self._running, (sequence.key,))]
         self._pool.free(sequence.block_table)
+        self._room_made += 1
 
     def _release_held(self) -> None:
         for sequence in self._held:
             self._pool.free(sequence.block_table)
             sequence.move_to(State.FINISHED)
         self._held.clear()
+        self._room_made += 1
 
     # Committing.
 
@@ -463,11 +484,8 @@ class Scheduler:
         self._peak_blocks = max(self._peak_blocks, used)
         # Shared blocks are full, so an empty place has one holder: what it lacks to a full table.
         self._places += used * self._block_size
-        self._empty_places += _empty_places((item for _, item in self._running), self._block_size)
-
-
-def _empty_places(sequences: Iterable[Sequence], block_size: int) -> int:
-    return sum([len(item.block_table) * block_size - len(item.tokens) for item in sequences if item.block_table])
+        holding = [*(item for _, item in self._running), *self._held]
+        self._empty_places += sum([len(item.block_table) * self._block_size - len(item.tokens) for item in holding])
 
 
 def _entry(sequence: Sequence, count: int) -> StepEntry:
