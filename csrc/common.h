@@ -158,7 +158,8 @@ struct AttentionArgs {
 
 constexpr int kMaxQueries = 12;  // query vectors of one attention unit
 
-// The kernels of one instruction set. All sets compute the same bits: the same operations in the same order.
+// The kernels of one instruction set. All sets compute the same bits, the same operations in the same order, but for
+// the bfloat16 products of the AMX unit (amx_tiles.h).
 struct KernelTable {
     const char* name;
     void (*linear)(const Linear&, int64_t rows, int64_t panel_begin, int64_t panel_end);
@@ -171,6 +172,7 @@ struct KernelTable {
     int64_t panels_per_unit;  // panels the linear kernel likes to take together
 };
 
+const KernelTable* kernels_amx();
 const KernelTable* kernels_avx512();
 const KernelTable* kernels_avx2();
 const KernelTable* kernels_portable();

@@ -316,7 +316,22 @@ void panels_at(const Linear& args, int64_t rows, int64_t panel, bool more) {
     rows_of_panel<kFormat, kPanels, kRows>(args, source, rows, panel);
 }
 
+#if defined(SHOAL_AMX)
+#include "amx_tiles.h"
+constexpr int64_t kPanelsPerUnit = kAmxPanels;
+#else
+constexpr int64_t kPanelsPerUnit = std::max(kQuantPanels, kFloatPanels);
+#endif
+
 template <Format kFormat> void linear_of(const Linear& args, int64_t rows, int64_t begin, int64_t end) {
+#if defined(SHOAL_AMX)
+    if constexpr (kFormat == Format::BF16) {
+        // Whatever the number of rows, so that their number does not change their bits.
+        if (args.features % kGroup == 0) return amx_linear_bf16(args, rows, begin, end);
+    } else if constexpr (is_quantized(kFormat)) {
+        if (rows >= kAmxRows) return amx_linear<kFormat>(args, rows, begin, end);
+    }
+#endif
     constexpr int kPanels = is_quantized(kFormat) ? kQuantPanels : kFloatPanels;
     int64_t panel = begin;
     for (; panel + kPanels <= end; panel += kPanels) {
@@ -665,9 +680,7 @@ void attention(const CacheGeometry& cache, const AttentionArgs& args) {
 }  // namespace
 
 constexpr KernelTable kTable = {
-    SHOAL_ISA_NAME, linear,     rms_norm,
-    convert,        silu_mul,   rope_and_cache,
-    attention,      sample_row, std::max(kQuantPanels, kFloatPanels),
+    SHOAL_ISA_NAME, linear, rms_norm, convert, silu_mul, rope_and_cache, attention, sample_row, kPanelsPerUnit,
 };
 
 }  // namespace shoal::SHOAL_ISA

@@ -24,6 +24,7 @@ template <typename T> using OutMatrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig
 
 const shoal::KernelTable* kernels_of(const std::string& isa) {
 #if defined(SHOAL_X86)
+    if (isa == "amx" && shoal::cpu_has_amx()) return shoal::kernels_amx();
     if (isa == "avx512" && shoal::cpu_has_avx512()) return shoal::kernels_avx512();
     if (isa == "avx2" && shoal::cpu_has_avx2()) return shoal::kernels_avx2();
 #endif
@@ -33,7 +34,7 @@ const shoal::KernelTable* kernels_of(const std::string& isa) {
 
 std::vector<std::string> available_isas() {
     std::vector<std::string> names;
-    for (const char* name : {"avx512", "avx2", "portable"}) {
+    for (const char* name : {"amx", "avx512", "avx2", "portable"}) {
         if (kernels_of(name)) names.emplace_back(name);
     }
     return names;

@@ -154,5 +154,8 @@ SampleRowFunction sample_row;
 namespace isa_avx512 {
 SampleRowFunction sample_row;
 }
+namespace isa_amx {
+SampleRowFunction sample_row;
+}
 
 }  // namespace shoal

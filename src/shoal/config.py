@@ -16,7 +16,7 @@ from shoal.errors import ConfigError
 
 PRECISIONS = ("auto", "f32", "bf16", "native")
 KV_DTYPES = ("auto", "bf16", "f32")
-ISAS = ("auto", "avx512", "avx2", "portable")
+ISAS = ("auto", "amx", "avx512", "avx2", "portable")
 POLICIES = ("fcfs", "priority", "deadline", "static")
 
 
