@@ -101,18 +101,27 @@ struct RowForms {
     GroupScale* scales;
 };
 
-// Geometry of the paged KV cache. One layer is [block][K | V]; K is [head][tile][dim][16 tokens], in bfloat16 with
-// dims in pairs [dim/2][16][2]; V is [head][tile][16 tokens][dim], in bfloat16 with tokens in pairs [8][dim][2].
+// What keys and values are stored as.
+enum class CacheType : int32_t { F32, BF16, I8 };
+
+// Geometry of the paged KV cache. One layer is [block][K | V], and each half is [head][tile of 16 tokens]:
+//   float32    K [dim][16 tokens],                 V [16 tokens][dim]
+//   bfloat16   K [dim/2][16][2], dims in pairs,    V [8][dim][2], tokens in pairs
+//   8-bit      K [dim/4][16][4], biased by 128,    V [16][dim], signed; each tile ends in 16 float scales, one per
+//   token
 struct CacheGeometry {
     int32_t num_blocks;
     int32_t block_size;  // tokens, a multiple of 16
     int32_t num_kv_heads;
     int32_t head_dim;
     int32_t padded_dim;  // head_dim rounded up to 16; the rest is zero
-    int32_t bf16;        // 1: bfloat16 storage, 0: float32
+    CacheType type;
 
-    int64_t element_bytes() const { return bf16 ? 2 : 4; }
-    int64_t tile_bytes() const { return int64_t(padded_dim) * kLanes * element_bytes(); }
+    int64_t value_bytes() const {
+        const int64_t size = type == CacheType::F32 ? 4 : type == CacheType::BF16 ? 2 : 1;
+        return int64_t(padded_dim) * kLanes * size;
+    }
+    int64_t tile_bytes() const { return value_bytes() + (type == CacheType::I8 ? 4 * kLanes : 0); }
     int64_t tiles_per_block() const { return block_size / kLanes; }
     int64_t half_bytes() const { return num_kv_heads * tiles_per_block() * tile_bytes(); }
     int64_t block_bytes() const { return 2 * half_bytes(); }
@@ -156,7 +165,8 @@ struct AttentionArgs {
     int64_t score_stride;  // >= tokens rounded up to 16
 };
 
-constexpr int kMaxQueries = 12;  // query vectors of one attention unit
+constexpr int kMaxQueries = 12;   // query vectors of one attention unit
+constexpr int kMaxHeadDim = 512;  // padded
 
 // The kernels of one instruction set. All sets compute the same bits, the same operations in the same order, but for
 // the bfloat16 products of the AMX unit (amx_tiles.h).

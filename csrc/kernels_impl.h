@@ -433,6 +433,34 @@ void silu_mul(const float* gate, const float* up, int64_t begin, int64_t end, fl
     }
 }
 
+// One scale for a whole row of a multiple of 16 values: q = round_half_even(x * (127 / absmax)). Zeros past `width` add
+// nothing. A row with an infinity or NaN gets a NaN scale and unspecified integers. Gives the scale and the sum of q.
+struct RowScale {
+    float scale;
+    int32_t sum;
+};
+inline RowScale quantize_row(const float* x, int32_t width, int8_t* q) {
+    F largest = f_zero(), fault = f_zero();
+    for (int32_t i = 0; i < width; i += kLanes) {
+        const F v = f_load(x + i);
+        largest = f_max(f_abs(v), largest);
+        fault = f_fma(v, f_zero(), fault);  // NaN where v is no number or infinite
+    }
+    const float top = f_reduce_max(f_add(largest, fault));
+    if (top == 0.0f) {
+        for (int32_t i = 0; i < width; i += kLanes) i_store_s8(q + i, i_zero());
+        return {0.0f, 0};
+    }
+    const F inverse = f_set1(127.0f / top), limit = f_set1(127.0f), low = f_set1(-127.0f);
+    int32_t sum = 0;
+    for (int32_t i = 0; i < width; i += kLanes) {
+        const I v = f_round(f_max(f_min(f_mul(f_load(x + i), inverse), limit), low));
+        i_store_s8(q + i, v);
+        sum += i_sum(v);
+    }
+    return {top / 127.0f, sum};
+}
+
 // ---- rotary embedding and KV write ---------------------------------------------------------------------------------
 
 inline void rotate(const float* x, const RopeArgs& args, int32_t dim, float* out) {
@@ -449,11 +477,61 @@ inline void rotate(const float* x, const RopeArgs& args, int32_t dim, float* out
     for (int32_t i = args.rotary_dim; i < dim; ++i) out[i] = x[i];
 }
 
+// Where one token's key and value go: its tile and its place in there.
+struct CacheSlot {
+    uint8_t* tile;
+    int64_t slot;
+};
+
+inline void write_key(const CacheGeometry& cache, const CacheSlot& at, const float* row) {
+    const int32_t padded = cache.padded_dim;
+    if (cache.type == CacheType::F32) {
+        float* k = reinterpret_cast<float*>(at.tile) + at.slot;
+        for (int32_t i = 0; i < padded; ++i) k[i * kLanes] = row[i];
+    } else if (cache.type == CacheType::BF16) {
+        alignas(64) uint16_t bits[kMaxHeadDim];
+        for (int32_t i = 0; i < padded; i += 16) bf16_store(bits + i, f_load(row + i));
+        uint16_t* k = reinterpret_cast<uint16_t*>(at.tile) + 2 * at.slot;
+        for (int32_t i = 0; i < padded; i += 2) std::memcpy(k + i * kLanes, bits + i, 4);
+    } else {
+        alignas(64) int8_t q[kMaxHeadDim];
+        const RowScale scale = quantize_row(row, padded, q);
+        for (int32_t i = 0; i < padded; i += 4) {
+            uint32_t four;
+            std::memcpy(&four, q + i, 4);
+            four ^= 0x80808080u;
+            std::memcpy(at.tile + i * kLanes + 4 * at.slot, &four, 4);
+        }
+        std::memcpy(at.tile + cache.value_bytes() + 4 * at.slot, &scale.scale, 4);
+    }
+}
+
+// With clear_tail, the slots after this one get values that give zero when multiplied by zero.
+inline void write_value(const CacheGeometry& cache, const CacheSlot& at, const float* row, bool clear_tail) {
+    const int32_t padded = cache.padded_dim;
+    int64_t used = (at.slot + 1) * padded * 4;
+    if (cache.type == CacheType::F32) {
+        std::copy(row, row + padded, reinterpret_cast<float*>(at.tile) + at.slot * padded);
+    } else if (cache.type == CacheType::BF16) {
+        alignas(64) uint16_t bits[kMaxHeadDim];
+        for (int32_t i = 0; i < padded; i += 16) bf16_store(bits + i, f_load(row + i));
+        uint16_t* v = reinterpret_cast<uint16_t*>(at.tile) + (at.slot / 2) * padded * 2 + at.slot % 2;
+        for (int32_t i = 0; i < padded; ++i) v[2 * i] = bits[i];
+        if (clear_tail && at.slot % 2 == 0) {
+            for (int32_t i = 0; i < padded; ++i) v[2 * i + 1] = 0;
+        }
+        used = (at.slot / 2 + 1) * padded * 4;
+    } else {
+        const RowScale scale = quantize_row(row, padded, reinterpret_cast<int8_t*>(at.tile) + at.slot * padded);
+        std::memcpy(at.tile + cache.value_bytes() + 4 * at.slot, &scale.scale, 4);
+        used = cache.value_bytes() + 4 * (at.slot + 1);  // a scale of zero is enough
+    }
+    if (clear_tail) std::memset(at.tile + used, 0, static_cast<size_t>(cache.tile_bytes() - used));
+}
+
 void rope_and_cache(const CacheGeometry& cache, const RopeArgs& args) {
-    constexpr int kMaxDim = 512;
     const int32_t dim = cache.head_dim, padded = cache.padded_dim;
-    alignas(64) float row[kMaxDim];
-    alignas(64) uint16_t bits[kMaxDim];
+    alignas(64) float row[kMaxHeadDim];
     std::fill(row, row + padded, 0.0f);
     for (int32_t h = 0; h < args.num_heads; ++h) {
         rotate(args.qkv + h * dim, args, dim, row);
@@ -465,33 +543,10 @@ void rope_and_cache(const CacheGeometry& cache, const RopeArgs& args) {
     const int64_t tile = args.position % cache.block_size / kLanes;
     const int64_t slot = args.position % kLanes;
     for (int32_t h = 0; h < cache.num_kv_heads; ++h) {
-        uint8_t* key = args.layer + cache.key_tile(block, h, tile);
-        uint8_t* value = args.layer + cache.value_tile(block, h, tile);
         rotate(keys + h * dim, args, dim, row);
-        if (cache.bf16) {
-            for (int32_t i = 0; i < padded; i += 16) bf16_store(bits + i, f_load(row + i));
-            uint16_t* k = reinterpret_cast<uint16_t*>(key) + 2 * slot;
-            for (int32_t i = 0; i < padded; i += 2) std::memcpy(k + i * kLanes, bits + i, 4);
-        } else {
-            float* k = reinterpret_cast<float*>(key) + slot;
-            for (int32_t i = 0; i < padded; ++i) k[i * kLanes] = row[i];
-        }
+        write_key(cache, {args.layer + cache.key_tile(block, h, tile), slot}, row);
         std::copy(values + h * dim, values + (h + 1) * dim, row);
-        if (cache.bf16) {
-            for (int32_t i = 0; i < padded; i += 16) bf16_store(bits + i, f_load(row + i));
-            uint16_t* v = reinterpret_cast<uint16_t*>(value) + (slot / 2) * padded * 2 + slot % 2;
-            for (int32_t i = 0; i < padded; ++i) v[2 * i] = bits[i];
-            if (args.clear_tail && slot % 2 == 0) {
-                for (int32_t i = 0; i < padded; ++i) v[2 * i + 1] = 0;
-            }
-        } else {
-            std::copy(row, row + padded, reinterpret_cast<float*>(value) + slot * padded);
-        }
-        // Weights of tokens not yet written are zero, and zero times whatever lies there must be zero.
-        if (args.clear_tail) {
-            const int64_t used = cache.bf16 ? (slot / 2 + 1) * padded * 4 : (slot + 1) * padded * 4;
-            std::memset(value + used, 0, static_cast<size_t>(cache.tile_bytes() - used));
-        }
+        write_value(cache, {args.layer + cache.value_tile(block, h, tile), slot}, row, args.clear_tail);
     }
 }
 
@@ -501,15 +556,35 @@ struct Query {
     const float* vector;
     float* out;
     int32_t position;
+    // For an 8-bit cache: the vector in 8 bits, its scale, and what takes the keys' bias out again.
+    const int8_t* q8;
+    float scale;
+    int32_t biased_start;
 };
+
+constexpr int64_t kTilesAhead = 2;  // how far key tiles are fetched before their use
 
 // Scores of kCount queries with the 16 tokens of one tile. One chain over the dims per (query, token).
 template <int kCount>
 inline void score_tile(const CacheGeometry& cache, const uint8_t* key, const Query* queries, F scale, float* scores,
                        int64_t stride) {
+    if (cache.type == CacheType::I8) {
+        I dots[kCount];
+        for (int q = 0; q < kCount; ++q) dots[q] = dot_biased_start(queries[q].biased_start);
+        for (int32_t i = 0; i < cache.padded_dim / 4; ++i) {
+            const W k = w_load(key + 64 * i);
+#pragma GCC unroll 12
+            for (int q = 0; q < kCount; ++q) dots[q] = dot_biased(dots[q], k, load_i32(queries[q].q8 + 4 * i));
+        }
+        const F key_scale = f_mul(f_load(reinterpret_cast<const float*>(key + cache.value_bytes())), scale);
+        for (int q = 0; q < kCount; ++q) {
+            f_store(scores + q * stride, f_mul(i_to_f(dots[q]), f_mul(key_scale, f_set1(queries[q].scale))));
+        }
+        return;
+    }
     F sum[kCount];
     for (int q = 0; q < kCount; ++q) sum[q] = f_zero();
-    if (cache.bf16) {
+    if (cache.type == CacheType::BF16) {
         for (int32_t i = 0; i < cache.padded_dim / 2; ++i) {
             const W k = w_load(key + 64 * i);
             const F first = bf16_first(k), second = bf16_second(k);
@@ -579,7 +654,20 @@ inline void value_sum(const CacheGeometry& cache, const AttentionArgs& args, con
     for (int64_t t = 0; t < tiles; ++t) {
         const uint8_t* value =
             args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
-        if (cache.bf16) {
+        if (cache.type == CacheType::I8) {
+            const int8_t* v8 = reinterpret_cast<const int8_t*>(value) + dim_begin;
+            for (int i = 0; i < kLanes; ++i) {
+                F v[kChunks];
+#pragma GCC unroll 4
+                for (int c = 0; c < kChunks; ++c) v[c] = f_from_s8(v8 + i * int64_t(cache.padded_dim) + 16 * c);
+#pragma GCC unroll 6
+                for (int q = 0; q < kCount; ++q) {
+                    const F p = f_set1(scores[q * args.score_stride + t * kLanes + i]);
+#pragma GCC unroll 4
+                    for (int c = 0; c < kChunks; ++c) out[q][c] = f_fma(v[c], p, out[q][c]);
+                }
+            }
+        } else if (cache.type == CacheType::BF16) {
             const int64_t pair_bytes = int64_t(cache.padded_dim) * 4;
             for (int i = 0; i < kLanes / 2; ++i) {
                 W v[kChunks];
@@ -644,36 +732,65 @@ inline void value_sums(const CacheGeometry& cache, const AttentionArgs& args, co
     }
 }
 
+// Softmax weights times the scales of the 8-bit values that they will multiply.
+inline void fold_value_scales(const CacheGeometry& cache, const AttentionArgs& args, int count, int64_t tiles) {
+    const int64_t per_block = cache.tiles_per_block();
+    for (int64_t t = 0; t < tiles; ++t) {
+        const uint8_t* value =
+            args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
+        const F scale = f_load(reinterpret_cast<const float*>(value + cache.value_bytes()));
+        for (int q = 0; q < count; ++q) {
+            float* weights = args.scores + q * args.score_stride + t * kLanes;
+            f_store(weights, f_mul(f_load(weights), scale));
+        }
+    }
+}
+
 void attention(const CacheGeometry& cache, const AttentionArgs& args) {
     Query queries[kMaxQueries];
+    alignas(64) int8_t q8[kMaxQueries][kMaxHeadDim];
     int count = 0;
     for (int32_t row = 0; row < args.rows; ++row) {
         for (int32_t head = args.head_begin; head < args.head_end; ++head) {
-            queries[count++] = {args.query + row * args.query_stride + int64_t(head) * cache.padded_dim,
-                                args.out + row * args.out_stride + int64_t(head) * cache.head_dim, args.position + row};
+            Query& query = queries[count];
+            query = {args.query + row * args.query_stride + int64_t(head) * cache.padded_dim,
+                     args.out + row * args.out_stride + int64_t(head) * cache.head_dim,
+                     args.position + row,
+                     q8[count],
+                     0.0f,
+                     0};
+            if (cache.type == CacheType::I8) {
+                const RowScale scale = quantize_row(query.vector, cache.padded_dim, q8[count]);
+                query.scale = scale.scale;
+                query.biased_start = -128 * scale.sum;
+            }
+            ++count;
         }
     }
     const int64_t tiles = (args.position + args.rows - 1) / kLanes + 1;
     const int64_t per_block = cache.tiles_per_block();
     const F scale = f_set1(args.scale);
-    const int64_t lines = cache.tile_bytes();
+    const int64_t bytes = cache.tile_bytes();
+    const auto key_tile = [&](int64_t t) {
+        return args.layer + cache.key_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
+    };
     for (int64_t t = 0; t < tiles; ++t) {
-        const uint8_t* key = args.layer + cache.key_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
         // The cache is scattered over memory in pieces too short for the hardware's own prefetcher.
-        if (t + 1 < tiles) {
-            const uint8_t* next =
-                args.layer + cache.key_tile(args.block_table[(t + 1) / per_block], args.kv_head, (t + 1) % per_block);
-            for (int64_t i = 0; i < lines; i += kCacheLine) __builtin_prefetch(next + i, 0, 3);
+        if (t + kTilesAhead < tiles) {
+            const uint8_t* next = key_tile(t + kTilesAhead);
+            for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(next + i, 0, 3);
         }
         const uint8_t* value =
             args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
-        for (int64_t i = 0; i < lines; i += kCacheLine) __builtin_prefetch(value + i, 0, 2);
-        score_tiles<kScoreQueries>(cache, key, queries, count, scale, args.scores + t * kLanes, args.score_stride);
+        for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(value + i, 0, 2);
+        score_tiles<kScoreQueries>(cache, key_tile(t), queries, count, scale, args.scores + t * kLanes,
+                                   args.score_stride);
     }
     float sums[kMaxQueries];
     for (int q = 0; q < count; ++q) {
         sums[q] = softmax(queries[q], tiles, args.scores + q * args.score_stride);
     }
+    if (cache.type == CacheType::I8) fold_value_scales(cache, args, count, tiles);
     value_sums<kValueQueries>(cache, args, queries, count, tiles, args.scores, sums);
 }
 

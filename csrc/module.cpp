@@ -75,9 +75,9 @@ class NativeProgram {
   public:
     NativeProgram(const std::string& isa, int max_rows, int max_samples, int max_sequences, int max_context, int vocab,
                   int num_layers, int num_heads, int threads, int num_blocks, int block_size, int num_kv_heads,
-                  int head_dim, bool cache_bf16)
+                  int head_dim, const std::string& cache_type)
         : program_(shape(max_rows, max_samples, max_sequences, max_context, vocab, num_layers, num_heads, threads,
-                         num_blocks, block_size, num_kv_heads, head_dim, cache_bf16),
+                         num_blocks, block_size, num_kv_heads, head_dim, cache_type),
                    kernels(isa)),
           vocab_(vocab) {}
 
@@ -180,7 +180,7 @@ class NativeProgram {
     }
     static shoal::ProgramShape shape(int max_rows, int max_samples, int max_sequences, int max_context, int vocab,
                                      int num_layers, int num_heads, int threads, int num_blocks, int block_size,
-                                     int num_kv_heads, int head_dim, bool cache_bf16) {
+                                     int num_kv_heads, int head_dim, const std::string& cache_type) {
         for (int v : {max_rows, max_samples, max_sequences, max_context, vocab, num_layers, num_heads, threads,
                       num_blocks, block_size, num_kv_heads, head_dim}) {
             if (v < 1) throw nb::value_error("every size must be at least 1");
@@ -188,9 +188,16 @@ class NativeProgram {
         if (block_size % shoal::kLanes) throw nb::value_error("block_size must be a multiple of 16");
         if (num_heads % num_kv_heads) throw nb::value_error("num_heads must be a multiple of num_kv_heads");
         const int padded = static_cast<int>(shoal::round_up(head_dim, shoal::kLanes));
+        shoal::CacheType type{};
+        if (cache_type == "bf16")
+            type = shoal::CacheType::BF16;
+        else if (cache_type == "int8")
+            type = shoal::CacheType::I8;
+        else if (cache_type != "f32")
+            throw nb::value_error("cache_type must be f32, bf16 or int8");
         return {max_rows,    max_samples, max_sequences,
                 max_context, vocab,       num_layers,
-                num_heads,   threads,     {num_blocks, block_size, num_kv_heads, head_dim, padded, cache_bf16 ? 1 : 0}};
+                num_heads,   threads,     {num_blocks, block_size, num_kv_heads, head_dim, padded, type}};
     }
     static std::string fill(shoal::StepView& view, const Vector<int32_t>& token_ids, const Vector<int32_t>& positions,
                             const Vector<int32_t>& row_starts, const Matrix<int32_t>& block_tables,
@@ -221,10 +228,11 @@ NB_MODULE(_native, m) {
     m.doc() = "Shoal's native kernels";
     m.def("available_isas", &available_isas, "Instruction sets this processor can run, best first.");
     nb::class_<NativeProgram>(m, "Program")
-        .def(nb::init<const std::string&, int, int, int, int, int, int, int, int, int, int, int, int, bool>(),
+        .def(nb::init<const std::string&, int, int, int, int, int, int, int, int, int, int, int, int,
+                      const std::string&>(),
              nb::kw_only(), "isa"_a, "max_rows"_a, "max_samples"_a, "max_sequences"_a, "max_context"_a, "vocab"_a,
              "num_layers"_a, "num_heads"_a, "threads"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a,
-             "cache_bf16"_a)
+             "cache_type"_a)
         .def("add_weight", &NativeProgram::add_weight, "parts"_a, "features"_a, "format"_a)
         .def("add_vector", &NativeProgram::add_vector, "values"_a)
         .def("add_buffer", &NativeProgram::add_buffer, "width"_a, "per_sample"_a)

@@ -13,7 +13,6 @@ namespace {
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kWeightChunk = 32 << 20;
 constexpr int64_t kMaxPhases = 4096;
-constexpr int32_t kMaxHeadDim = 512;
 
 int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())

@@ -137,6 +137,11 @@ inline F f_from_half(const void* p) {
     return r;
 }
 inline void i_store_s8(int8_t* p, I x) { SHOAL_EACH p[i] = static_cast<int8_t>(x.v[i]); }
+inline F f_from_s8(const int8_t* p) {
+    F r;
+    SHOAL_EACH r.v[i] = static_cast<float>(p[i]);
+    return r;
+}
 inline int32_t i_sum(I x) {
     int32_t s = 0;
     SHOAL_EACH s += x.v[i];

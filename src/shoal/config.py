@@ -15,7 +15,7 @@ from typing import Any
 from shoal.errors import ConfigError
 
 PRECISIONS = ("auto", "f32", "bf16", "native")
-KV_DTYPES = ("auto", "bf16", "f32")
+KV_DTYPES = ("auto", "int8", "bf16", "f32")
 ISAS = ("auto", "amx", "avx512", "avx2", "portable")
 POLICIES = ("fcfs", "priority", "deadline", "static")
 
@@ -26,7 +26,7 @@ class EngineConfig:
 
     precision: "native" computes on the file's own 4- and 8-bit blocks with 8-bit activations in groups of 32;
         "bf16" and "f32" expand the weights; "auto" is native for quantized files, else what the file's floats need.
-    kv_dtype: "auto" is f32 for precision f32, else bf16.
+    kv_dtype: "int8" keeps one scale per token and head; "auto" is as exact as the weights (see ``assembly``).
     isa: instruction set of the native kernels; "auto" takes the best this CPU has.
     threads: None is one per available core.
     block_size: tokens per KV block, a multiple of 16.

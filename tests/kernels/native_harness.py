@@ -113,7 +113,7 @@ class Native:
             block_size=shape.block_size,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
-            cache_bf16=shape.kv_dtype == "bf16",
+            cache_type=shape.kv_dtype,
         )
         ops = NativeOps(self.program, precision=precision, max_context=shape.max_context, dequantize=dequantize)
         ops.seal(model(ops))

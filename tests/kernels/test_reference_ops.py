@@ -202,6 +202,15 @@ def attention_twin(query: np.ndarray, keys: np.ndarray, values: np.ndarray, scal
     ]
 
 
+def round_to_rows(x: np.ndarray) -> np.ndarray:
+    """8 bits with one scale along the last axis."""
+    largest = np.abs(x).max(axis=-1, keepdims=True).astype(np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        levels = np.rint(x * np.nan_to_num(np.float32(127) / largest, posinf=0.0))
+    rounded: np.ndarray = (levels * (largest / np.float32(127))).astype(np.float32)
+    return rounded
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     seed=SEEDS,
@@ -211,7 +220,7 @@ def attention_twin(query: np.ndarray, keys: np.ndarray, values: np.ndarray, scal
     half_rotary=st.integers(1, 5),
     interleaved=st.booleans(),
     scale=st.sampled_from([1.0, 1.25]),
-    dtype=st.sampled_from(["f32", "bf16"]),
+    dtype=st.sampled_from(["f32", "bf16", "int8"]),
     sequences=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 6)), min_size=1, max_size=3),
 )
 def test_rope_cache_and_attention(
@@ -235,7 +244,8 @@ def test_rope_cache_and_attention(
         num_layers=2, num_blocks=16, block_size=block_size, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype
     )
     tables = rng.permutation(16)[: 4 * len(sequences)].reshape(len(sequences), 4)
-    stored = round_to_bfloat16 if dtype == "bf16" else np.asarray
+    stored = {"f32": np.asarray, "bf16": round_to_bfloat16, "int8": round_to_rows}[dtype]
+    met = round_to_rows if dtype == "int8" else np.asarray
 
     # Earlier positions are in the cache already, written here by hand, position by position.
     past = []
@@ -254,19 +264,23 @@ def test_rope_cache_and_attention(
     out = ops.attention(q, 1, spec)
 
     row = 0
-    for (start, length), (past_keys, past_values) in zip(sequences, past, strict=True):
+    for (start, length), (past_keys, past_values), table in zip(sequences, past, tables, strict=True):
         keys, values = past_keys, past_values
         for position in range(start, start + length):
             split = qkv[row].reshape(-1, dim)
             queries = [rotated_twin(head, position, rope) for head in split[:heads]]
             new_keys = [rotated_twin(head, position, rope) for head in split[heads : heads + kv_heads]]
             np.testing.assert_allclose(q[row].reshape(heads, dim), queries, rtol=1e-5, atol=1e-6)
-            keys = np.concatenate((keys, stored(np.array(new_keys, dtype=np.float32))[None]))
+            # The twin's last bit may round to a neighbouring stored value: what is stored is close, and taken as it is.
+            new_key = cache.keys[1, table[position // block_size], position % block_size]
+            step_size = {"f32": 1e-6, "bf16": 2.0**-8, "int8": 1 / 127}[dtype] * np.abs(new_keys).max(axis=1)
+            assert (np.abs(new_key - new_keys) <= step_size[:, None] + 1e-6).all()
+            keys = np.concatenate((keys, new_key[None]))
             values = np.concatenate((values, stored(split[heads + kv_heads :])[None]))
             for head in range(heads):
                 kv = head // group
                 query = q[row].reshape(heads, dim)[head]
-                expected = attention_twin(query, keys[:, kv], values[:, kv], spec.scale)
+                expected = attention_twin(met(query[None])[0], keys[:, kv], values[:, kv], spec.scale)
                 np.testing.assert_allclose(out[row].reshape(heads, dim)[head], expected, rtol=1e-5, atol=1e-5)
             row += 1
     assert np.isnan(cache.keys[0]).all(), "another layer's cache was touched"
@@ -318,8 +332,8 @@ def test_weights_are_expanded_once() -> None:
 def test_unknown_names_and_sizes_are_refused() -> None:
     with pytest.raises(KernelError, match="precision must be one of f32, bf16, native, got 'fp8'"):
         ReferenceWeights(dequantize_f32, "fp8")
-    with pytest.raises(KernelError, match="type must be one of f32, bf16, got 'int8'"):
-        ReferenceCache(num_layers=1, num_blocks=1, block_size=1, num_kv_heads=1, head_dim=1, dtype="int8")
+    with pytest.raises(KernelError, match="type must be one of f32, bf16, int8, got 'int4'"):
+        ReferenceCache(num_layers=1, num_blocks=1, block_size=1, num_kv_heads=1, head_dim=1, dtype="int4")
     wrong = WeightTensor("short", "F32", (2, 4), np.zeros((2, 12), dtype=np.uint8))
     with pytest.raises(KernelError, match=r"short: shape \(2, 4\) wants 8 values"):
         ReferenceWeights(dequantize_f32).matrix(wrong)

@@ -40,7 +40,7 @@ OPERATION_KINDS = (
 class CpuBackend:
     """Implements ``Backend`` on the native kernels.
 
-    precision: "f32", "bf16" or "native". kv_dtype: "f32" or "bf16". isa: one of ``available_isas()``.
+    precision: "f32", "bf16" or "native". kv_dtype: "f32", "bf16" or "int8". isa: one of ``available_isas()``.
     max_num_seqs bounds the entries of a plan, token_budget its rows.
     """
 
@@ -85,7 +85,7 @@ class CpuBackend:
             block_size=block_size,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
-            cache_bf16=kv_dtype == "bf16",
+            cache_type=kv_dtype,
         )
         ops = NativeOps(program, precision=precision, max_context=context_length, dequantize=dequantize)
         ops.seal(forward(ops, model, weights))

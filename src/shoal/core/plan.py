@@ -75,7 +75,7 @@ class CacheShape(NamedTuple):
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    dtype: str  # "bf16" or "f32"
+    dtype: str  # "int8", "bf16" or "f32"
 
     @property
     def num_tokens(self) -> int:

@@ -13,18 +13,18 @@ GROUP_SIZE = 32
 _LEVELS = np.float32(127.0)
 
 
-def quantize_groups(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Quantize ``x`` [rows, width] to int8 [rows, width] and scales [rows, ceil(width / 32)], in float32 arithmetic.
+def quantize_groups(x: NDArray[np.float32], size: int = GROUP_SIZE) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Quantize ``x`` [rows, width] to int8 [rows, width] and scales [rows, ceil(width / size)], in float32 arithmetic.
 
     A group's scale is absmax / 127 and its values are round-half-even(x * (127 / absmax)). A group of zeros, or of
     values so small that 127 / absmax is no float32, becomes zeros with scale 0. A group with an infinity or NaN
     becomes zeros with a NaN scale, so that the fault stays visible in the product. The last group may be short.
     """
     rows, width = x.shape
-    count = -(-width // GROUP_SIZE)
-    groups = np.zeros((rows, count * GROUP_SIZE), dtype=np.float32)
+    count = -(-width // size)
+    groups = np.zeros((rows, count * size), dtype=np.float32)
     groups[:, :width] = x
-    groups = groups.reshape(rows, count, GROUP_SIZE)
+    groups = groups.reshape(rows, count, size)
     absmax = np.max(np.abs(groups), axis=2, initial=0.0)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         inverse = (_LEVELS / absmax).astype(np.float32)
@@ -33,15 +33,17 @@ def quantize_groups(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[n
     scales[~np.isfinite(absmax)] = np.nan
     finite_groups = np.where(usable[:, :, None], groups, np.float32(0.0))
     levels = np.rint(finite_groups * np.where(usable, inverse, np.float32(0.0))[:, :, None])
-    return levels.astype(np.int8).reshape(rows, count * GROUP_SIZE)[:, :width], scales
+    return levels.astype(np.int8).reshape(rows, count * size)[:, :width], scales
 
 
-def dequantize_groups(levels: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.float32]:
+def dequantize_groups(
+    levels: NDArray[np.int8], scales: NDArray[np.float32], size: int = GROUP_SIZE
+) -> NDArray[np.float32]:
     """The float32 values that ``quantize_groups`` stands for."""
     width = levels.shape[1]
-    return levels.astype(np.float32) * np.repeat(scales, GROUP_SIZE, axis=1)[:, :width]
+    return levels.astype(np.float32) * np.repeat(scales, size, axis=1)[:, :width]
 
 
-def round_to_groups(x: NDArray[np.float32]) -> NDArray[np.float32]:
+def round_to_groups(x: NDArray[np.float32], size: int = GROUP_SIZE) -> NDArray[np.float32]:
     """``x`` as a product with 8-bit grouped activations sees it."""
-    return dequantize_groups(*quantize_groups(x))
+    return dequantize_groups(*quantize_groups(x, size), size)

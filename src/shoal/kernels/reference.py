@@ -12,7 +12,8 @@ Three precisions, all accumulated in float32:
   (``activation_groups``), a BF16 weight sees it rounded to bfloat16, any other sees it as it is.
 
 Embeddings, norms, biases, rotation and residuals are float32 in all of them. Attention follows the cache's type, not
-the precision: it reads keys and values as they were stored, and computes in float32.
+the precision: it reads keys and values as they were stored, and computes in float32. An ``int8`` cache keeps each
+token's key and value of a head in 8 bits with one scale, and a query meets it rounded in the same way.
 
 A row's result does not depend on its neighbours. Matrix products see tiles of a fixed number of rows, filled up with
 zeros, because BLAS libraries choose kernels, and with them the order of a sum, by shape; attention works row by row
@@ -38,7 +39,7 @@ Dequantize = Callable[[str, NDArray[np.uint8]], FloatArray]
 
 ROW_TILE = 16
 PRECISIONS = ("f32", "bf16", "native")
-KV_DTYPES = ("f32", "bf16")
+KV_DTYPES = ("f32", "bf16", "int8")
 UNQUANTIZED = ("F32", "F16", "BF16")
 
 
@@ -114,8 +115,14 @@ class ReferenceCache:
         self.values = np.full(shape, np.nan, dtype=np.float32)
 
     def rounded(self, x: FloatArray) -> FloatArray:
-        """``x`` as this cache's type can hold it."""
+        """``x`` [..., head_dim] as this cache's type can hold it."""
+        if self.dtype == "int8":
+            return round_to_groups(x.reshape(-1, x.shape[-1]), x.shape[-1]).reshape(x.shape)
         return round_to_bfloat16(x) if self.dtype == "bf16" else x
+
+    def met_by(self, query: FloatArray) -> FloatArray:
+        """The query [..., head_dim] as it meets this cache's keys."""
+        return self.rounded(query) if self.dtype == "int8" else query
 
     def write(
         self, layer: int, table: NDArray[np.int32], positions: NDArray[np.int32], keys: FloatArray, values: FloatArray
@@ -210,7 +217,7 @@ class ReferenceOps:
             lengths = self._inputs.positions[rows] + 1
             keys, values = self._cache.read(layer, self._inputs.block_tables[sequence], int(lengths[-1]))
             for row, length in zip(range(rows.start, rows.stop), lengths, strict=True):
-                grouped = q[row].reshape(kv_heads, -1, dim)
+                grouped = self._cache.met_by(q[row].reshape(kv_heads, -1, dim))
                 scores = (grouped @ keys[:length].transpose(1, 2, 0)) * np.float32(attention.scale)
                 weights = np.exp(scores - scores.max(axis=2, keepdims=True))
                 total = weights.sum(axis=2, keepdims=True)
