@@ -522,7 +522,10 @@ inline void write_value(const CacheGeometry& cache, const CacheSlot& at, const f
         }
         used = (at.slot / 2 + 1) * padded * 4;
     } else {
-        const RowScale scale = quantize_row(row, padded, reinterpret_cast<int8_t*>(at.tile) + at.slot * padded);
+        alignas(64) int8_t q[kMaxHeadDim];
+        const RowScale scale = quantize_row(row, padded, q);
+        uint8_t* v = at.tile + (at.slot / 4) * padded * 4 + at.slot % 4;
+        for (int32_t i = 0; i < padded; ++i) v[4 * i] = static_cast<uint8_t>(q[i]);
         std::memcpy(at.tile + cache.value_bytes() + 4 * at.slot, &scale.scale, 4);
         used = cache.value_bytes() + 4 * (at.slot + 1);  // a scale of zero is enough
     }
@@ -642,6 +645,38 @@ inline float softmax(const Query& query, int64_t tiles, float* scores) {
     return f_reduce_add(sum);
 }
 
+// Softmax weights of one tile for 8-bit values: the values' own scales are multiplied in, then all are rounded to 7
+// bits with one scale. They lie where the float weights of the tile lay.
+struct TileWeights {
+    int32_t four[kLanes / 4];
+    float scale;
+};
+inline const TileWeights* weights_of(const float* scores) { return reinterpret_cast<const TileWeights*>(scores); }
+
+inline void quantize_weights(const CacheGeometry& cache, const AttentionArgs& args, int count, int64_t tiles) {
+    const int64_t per_block = cache.tiles_per_block();
+    for (int64_t t = 0; t < tiles; ++t) {
+        const uint8_t* value =
+            args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
+        const F scale = f_load(reinterpret_cast<const float*>(value + cache.value_bytes()));
+        for (int q = 0; q < count; ++q) {
+            float* scores = args.scores + q * args.score_stride + t * kLanes;
+            const F weights = f_mul(f_load(scores), scale);
+            const float top = f_reduce_max(weights);
+            alignas(16) int8_t levels[kLanes];
+            // NaN compares false and takes the multiplying branch, where it spreads into the scale.
+            if (top == 0.0f)
+                i_store_s8(levels, i_zero());
+            else
+                i_store_s8(levels, f_round(f_min(f_mul(weights, f_set1(127.0f / top)), f_set1(127.0f))));
+            TileWeights packed;
+            std::memcpy(packed.four, levels, sizeof(levels));
+            packed.scale = top / 127.0f;
+            std::memcpy(scores, &packed, sizeof(packed));
+        }
+    }
+}
+
 // Weighted sum of values for kCount queries and kChunks x 16 dims: one chain over the tokens per (query, dim).
 template <int kCount, int kChunks>
 inline void value_sum(const CacheGeometry& cache, const AttentionArgs& args, const Query* queries, int64_t tiles,
@@ -655,17 +690,30 @@ inline void value_sum(const CacheGeometry& cache, const AttentionArgs& args, con
         const uint8_t* value =
             args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
         if (cache.type == CacheType::I8) {
-            const int8_t* v8 = reinterpret_cast<const int8_t*>(value) + dim_begin;
-            for (int i = 0; i < kLanes; ++i) {
-                F v[kChunks];
+            I dots[kCount][kChunks];
+#pragma GCC unroll 6
+            for (int q = 0; q < kCount; ++q) {
 #pragma GCC unroll 4
-                for (int c = 0; c < kChunks; ++c) v[c] = f_from_s8(v8 + i * int64_t(cache.padded_dim) + 16 * c);
+                for (int c = 0; c < kChunks; ++c) dots[q][c] = i_zero();
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < kLanes / 4; ++i) {
+                const uint8_t* four = value + (i * int64_t(cache.padded_dim) + dim_begin) * 4;
+                W v[kChunks];
+#pragma GCC unroll 4
+                for (int c = 0; c < kChunks; ++c) v[c] = w_load(four + 64 * c);
 #pragma GCC unroll 6
                 for (int q = 0; q < kCount; ++q) {
-                    const F p = f_set1(scores[q * args.score_stride + t * kLanes + i]);
+                    const int32_t p = weights_of(scores + q * args.score_stride + t * kLanes)->four[i];
 #pragma GCC unroll 4
-                    for (int c = 0; c < kChunks; ++c) out[q][c] = f_fma(v[c], p, out[q][c]);
+                    for (int c = 0; c < kChunks; ++c) dots[q][c] = dot_values(dots[q][c], v[c], p);
                 }
+            }
+#pragma GCC unroll 6
+            for (int q = 0; q < kCount; ++q) {
+                const F scale = f_set1(weights_of(scores + q * args.score_stride + t * kLanes)->scale);
+#pragma GCC unroll 4
+                for (int c = 0; c < kChunks; ++c) out[q][c] = f_fma(i_to_f(dots[q][c]), scale, out[q][c]);
             }
         } else if (cache.type == CacheType::BF16) {
             const int64_t pair_bytes = int64_t(cache.padded_dim) * 4;
@@ -732,20 +780,6 @@ inline void value_sums(const CacheGeometry& cache, const AttentionArgs& args, co
     }
 }
 
-// Softmax weights times the scales of the 8-bit values that they will multiply.
-inline void fold_value_scales(const CacheGeometry& cache, const AttentionArgs& args, int count, int64_t tiles) {
-    const int64_t per_block = cache.tiles_per_block();
-    for (int64_t t = 0; t < tiles; ++t) {
-        const uint8_t* value =
-            args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
-        const F scale = f_load(reinterpret_cast<const float*>(value + cache.value_bytes()));
-        for (int q = 0; q < count; ++q) {
-            float* weights = args.scores + q * args.score_stride + t * kLanes;
-            f_store(weights, f_mul(f_load(weights), scale));
-        }
-    }
-}
-
 void attention(const CacheGeometry& cache, const AttentionArgs& args) {
     Query queries[kMaxQueries];
     alignas(64) int8_t q8[kMaxQueries][kMaxHeadDim];
@@ -790,8 +824,12 @@ void attention(const CacheGeometry& cache, const AttentionArgs& args) {
     for (int q = 0; q < count; ++q) {
         sums[q] = softmax(queries[q], tiles, args.scores + q * args.score_stride);
     }
-    if (cache.type == CacheType::I8) fold_value_scales(cache, args, count, tiles);
-    value_sums<kValueQueries>(cache, args, queries, count, tiles, args.scores, sums);
+    if (cache.type == CacheType::I8) {
+        quantize_weights(cache, args, count, tiles);
+        value_sums<std::min(kValueQueries, 3)>(cache, args, queries, count, tiles, args.scores, sums);
+    } else {
+        value_sums<kValueQueries>(cache, args, queries, count, tiles, args.scores, sums);
+    }
 }
 
 }  // namespace

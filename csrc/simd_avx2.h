@@ -87,11 +87,6 @@ inline void i_store_s8(int8_t* p, I v) {
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
-inline F f_from_s8(const int8_t* p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
-}
 inline int32_t i_sum(I v) {
     const __m256i h = _mm256_add_epi32(v.a, v.b);
     const __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
@@ -135,6 +130,13 @@ inline I dot_biased(I acc, W w, int32_t a) {
     const __m256i pa = _mm256_maddubs_epi16(_mm256_abs_epi8(wa), _mm256_sign_epi8(x, wa));
     const __m256i pb = _mm256_maddubs_epi16(_mm256_abs_epi8(wb), _mm256_sign_epi8(x, wb));
     return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(pa, ones)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(pb, ones))};
+}
+
+// Weights are at most 127 and values within [-127, 127]: a pair's sum stays within int16.
+inline I dot_values(I acc, W v, int32_t weights) {
+    const __m256i p = _mm256_set1_epi32(weights), ones = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(_mm256_maddubs_epi16(p, v.a), ones)),
+            _mm256_add_epi32(acc.b, _mm256_madd_epi16(_mm256_maddubs_epi16(p, v.b), ones))};
 }
 
 inline F bf16_first(W w) {

@@ -53,9 +53,6 @@ inline F f_scale2(F v, I n) {
 inline F f_from_half(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
 // Sixteen int32 in [-128, 127] to bytes.
 inline void i_store_s8(int8_t* p, I v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v)); }
-inline F f_from_s8(const int8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
 inline int32_t i_sum(I v) { return _mm512_reduce_add_epi32(v); }
 
 inline W w_load(const void* p) { return _mm512_loadu_si512(p); }
@@ -72,6 +69,9 @@ inline I dot_unsigned(I acc, W w, int32_t a) { return _mm512_dpbusd_epi32(acc, w
 // The same for weights stored biased by 128; the accumulator starts at biased_start.
 inline I dot_biased_start(int32_t biased_start) { return _mm512_set1_epi32(biased_start); }
 inline I dot_biased(I acc, W w, int32_t a) { return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(a)); }
+
+// acc + sum of 4 products of weights in [0, 127] and signed values
+inline I dot_values(I acc, W v, int32_t weights) { return _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(weights), v); }
 
 // acc + w[1]*a[1] + w[0]*a[0] for pairs of bfloat16: products are exact in float32, each sum is rounded once.
 inline F dot_bf16(F acc, W w, uint32_t pair) {

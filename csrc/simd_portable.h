@@ -137,11 +137,6 @@ inline F f_from_half(const void* p) {
     return r;
 }
 inline void i_store_s8(int8_t* p, I x) { SHOAL_EACH p[i] = static_cast<int8_t>(x.v[i]); }
-inline F f_from_s8(const int8_t* p) {
-    F r;
-    SHOAL_EACH r.v[i] = static_cast<float>(p[i]);
-    return r;
-}
 inline int32_t i_sum(I x) {
     int32_t s = 0;
     SHOAL_EACH s += x.v[i];
@@ -180,6 +175,14 @@ inline I dot_offset(I acc, const W& w, int32_t a, int32_t offset) {
 inline I dot_unsigned(I acc, W w, int32_t a) { return dot_offset(acc, w, a, 0); }
 inline I dot_biased_start(int32_t) { return i_zero(); }
 inline I dot_biased(I acc, W w, int32_t a) { return dot_offset(acc, w, a, 128); }
+inline I dot_values(I acc, const W& v, int32_t weights) {
+    int8_t p[4];
+    std::memcpy(p, &weights, 4);
+    SHOAL_EACH {
+        for (int j = 0; j < 4; ++j) acc.v[i] += p[j] * static_cast<int8_t>(v.v[4 * i + j]);
+    }
+    return acc;
+}
 
 inline float bits_to_float(uint32_t bits) {
     float v;
