@@ -25,12 +25,12 @@ class TileUnit {
     TileUnit(const TileUnit&) = delete;
     TileUnit& operator=(const TileUnit&) = delete;
 
-    // Tiles 0 and 1 are sums, 2 and 3 activations, 4 and 5 weights.
-    void shape_int8() {
+    // Tiles 0 and 1 are sums, 2 and 3 activations, 4 and 5 weights, of one group of features.
+    void shape_int8(int64_t group) {
         TileConfig config;
         for (int i = 0; i < 6; ++i) {
-            config.rows[i] = i < 4 ? kAmxRows : kGroup / 4;
-            config.column_bytes[i] = i == 2 || i == 3 ? kGroup : 64;
+            config.rows[i] = static_cast<uint8_t>(i < 4 ? kAmxRows : group / 4);
+            config.column_bytes[i] = static_cast<uint16_t>(i == 2 || i == 3 ? group : 64);
         }
         _tile_loadconfig(&config);
     }
@@ -53,14 +53,20 @@ constexpr int kAmxRing = 4;  // a power of two, more than the lag
 // A tail of fewer rows is cheaper on the vector kernels than as a second pass over rows already done.
 constexpr int64_t kAmxLeastTail = 6;
 
-// Unpacked: 8 x 64 bytes, then 16 float scales and, for asymmetric formats, 16 float minima.
-template <Format kFormat> constexpr int64_t amx_group_bytes() { return 512 + (Traits<kFormat>::biased ? 64 : 128); }
+// Unpacked: 8 x 64 bytes, then 16 float scales and, for asymmetric formats, 16 float minima. Q8C: 16 x 64 bytes.
+template <Format kFormat> constexpr int64_t amx_group_bytes() {
+    if constexpr (kFormat == Format::Q8C) return group_bytes(kFormat);
+    return 512 + (Traits<kFormat>::biased ? 64 : 128);
+}
 
 template <Format kFormat> void unpack_signed(const uint8_t* packed, int64_t groups, uint8_t* out) {
+    constexpr int kVectors = static_cast<int>(group_size(kFormat)) / 4;
     const W bias = _mm512_set1_epi8(-128);
     for (int64_t g = 0; g < groups; ++g) {
-        for (int v = 0; v < 8; ++v) w_store(out + 64 * v, _mm512_xor_si512(w_load(packed + 64 * v), bias));
-        f_store(reinterpret_cast<float*>(out + 512), load_scales<Traits<kFormat>::half>(packed + 512, 0));
+        for (int v = 0; v < kVectors; ++v) w_store(out + 64 * v, _mm512_xor_si512(w_load(packed + 64 * v), bias));
+        if constexpr (kFormat != Format::Q8C) {
+            f_store(reinterpret_cast<float*>(out + 512), load_scales<Traits<kFormat>::half>(packed + 512, 0));
+        }
         packed += group_bytes(kFormat);
         out += amx_group_bytes<kFormat>();
     }
@@ -113,6 +119,14 @@ inline void amx_multiply(const int8_t* a, int64_t a_stride, const uint8_t* weigh
 
 template <Format kFormat>
 inline void amx_scale(const int32_t* dots, const uint8_t* weight, const GroupScale* scales, int64_t stride, F* sum) {
+    if constexpr (kFormat == Format::Q8C) {
+#pragma GCC unroll 16
+        for (int r = 0; r < kAmxRows; ++r) {
+            const I dot = _mm512_load_si512(dots + r * kLanes);
+            sum[r] = f_fma(f_set1(scales[r * stride].scale), i_to_f(dot), sum[r]);
+        }
+        return;
+    }
     const F d = f_load(reinterpret_cast<const float*>(weight + 512));
     if constexpr (Traits<kFormat>::biased) {
 #pragma GCC unroll 16
@@ -136,7 +150,8 @@ template <Format kFormat>
 void amx_tile(const Linear& args, const uint8_t* unpacked, const Source& source, int64_t row, int64_t panel) {
     constexpr bool kSigned = Traits<kFormat>::biased;
     constexpr int64_t kBytes = amx_group_bytes<kFormat>();
-    const int64_t groups = args.features / kGroup;
+    constexpr int64_t kSize = group_size(kFormat);
+    const int64_t groups = (args.features + kSize - 1) / kSize;
     const int8_t* a = args.a_q8 + row * args.a_stride;
     const GroupScale* scales = args.a_scales + row * args.a_scale_stride;
     alignas(64) int32_t ring[kAmxRing][kAmxRows * kLanes];
@@ -149,28 +164,33 @@ void amx_tile(const Linear& args, const uint8_t* unpacked, const Source& source,
     int64_t g = 0;
     for (; g + 2 <= groups; g += 2) {
         fetch_ahead<1>(source, g);
-        amx_multiply<kSigned, false>(a + g * kGroup, args.a_stride, unpacked + g * kBytes, ring[g % kAmxRing]);
+        amx_multiply<kSigned, false>(a + g * kSize, args.a_stride, unpacked + g * kBytes, ring[g % kAmxRing]);
         if (g >= kAmxLag) scale(g - kAmxLag);
         fetch_ahead<1>(source, g + 1);
-        amx_multiply<kSigned, true>(a + (g + 1) * kGroup, args.a_stride, unpacked + (g + 1) * kBytes,
+        amx_multiply<kSigned, true>(a + (g + 1) * kSize, args.a_stride, unpacked + (g + 1) * kBytes,
                                     ring[(g + 1) % kAmxRing]);
         if (g + 1 >= kAmxLag) scale(g + 1 - kAmxLag);
     }
     if (g < groups) {
-        amx_multiply<kSigned, false>(a + g * kGroup, args.a_stride, unpacked + g * kBytes, ring[g % kAmxRing]);
+        amx_multiply<kSigned, false>(a + g * kSize, args.a_stride, unpacked + g * kBytes, ring[g % kAmxRing]);
         if (g >= kAmxLag) scale(g - kAmxLag);
         ++g;
     }
     for (int64_t late = std::max<int64_t>(0, groups - kAmxLag); late < groups; ++late) scale(late);
+    if constexpr (kFormat == Format::Q8C) {
+        const F d = f_load(reinterpret_cast<const float*>(source.data + groups * kBytes));
+#pragma GCC unroll 16
+        for (int r = 0; r < kAmxRows; ++r) sum[r] = f_mul(sum[r], d);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < kAmxRows; ++r) store_panel(args, row + r, panel, sum[r]);
 }
 
 template <Format kFormat> void amx_linear(const Linear& args, int64_t rows, int64_t begin, int64_t end) {
     TileUnit unit;
-    unit.shape_int8();
+    unit.shape_int8(group_size(kFormat));
     const int64_t stride = panel_bytes(kFormat, args.features);
-    const int64_t groups = args.features / kGroup;
+    const int64_t groups = (args.features + group_size(kFormat) - 1) / group_size(kFormat);
     for (int64_t panel = begin; panel < end; ++panel) {
         const uint8_t* packed = args.weight + panel * stride;
         unpack_for_amx<kFormat>(packed, groups, args.scratch);

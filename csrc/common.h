@@ -20,6 +20,7 @@ enum class TensorType : int32_t { F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, 
 //   4-bit:  4 x 64 bytes; byte 4*c+j of vector v holds feature 4*v+j (low nibble) and 16+4*v+j (high) of column c
 //   8-bit:  8 x 64 bytes; byte 4*c+j of vector v is feature 4*v+j of column c
 //   then 16 scales d and, for asymmetric formats, 16 minima m (half or float32).
+// Q8C has groups of 64 features, 16 x 64 bytes, the last one filled up with zeros, and at the panel's end 16 scales.
 // Value = d*q + m (asymmetric) or d*(q-128) (symmetric, stored biased by 128).
 enum class Format : int32_t {
     F32,   // [K][16] float
@@ -30,13 +31,16 @@ enum class Format : int32_t {
     Q8SF,  // 8-bit symmetric, float scales
     Q8AH,  // up to 7-bit asymmetric in a byte, half scales
     Q8AF,  // the same, float scales
+    Q8C,   // 8-bit symmetric, one float scale per column, activations in groups of 64
 };
 
-constexpr int kLanes = 16;  // columns of a panel, floats of a vector, tokens of a KV tile
-constexpr int kGroup = 32;  // input features that share a scale
+constexpr int kLanes = 16;      // columns of a panel, floats of a vector, tokens of a KV tile
+constexpr int kGroup = 32;      // input features that share a scale
+constexpr int kWideGroup = 64;  // the same for Q8C
 constexpr int kCacheLine = 64;
 
 constexpr bool is_quantized(Format format) { return format >= Format::Q4H; }
+constexpr int64_t group_size(Format format) { return format == Format::Q8C ? kWideGroup : kGroup; }
 
 constexpr int64_t group_bytes(Format format) {
     switch (format) {
@@ -46,6 +50,7 @@ constexpr int64_t group_bytes(Format format) {
         case Format::Q8SF: return 512 + 64;
         case Format::Q8AH: return 512 + 64;
         case Format::Q8AF: return 512 + 128;
+        case Format::Q8C: return 1024;
         default: return 0;
     }
 }
@@ -54,12 +59,13 @@ constexpr int64_t group_bytes(Format format) {
 constexpr int64_t panel_bytes(Format format, int64_t features) {
     if (format == Format::F32) return features * kLanes * 4;
     if (format == Format::BF16) return (features + 1) / 2 * 64;
+    if (format == Format::Q8C) return (features + kWideGroup - 1) / kWideGroup * group_bytes(format) + 4 * kLanes;
     return features / kGroup * group_bytes(format);
 }
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Scale of one group of 32 quantized activations: x ~ scale * q.
+// Scale of one group of quantized activations: x ~ scale * q.
 struct GroupScale {
     float scale;
     float scaled_sum;      // scale * sum(q): what multiplies a weight's minimum
@@ -88,9 +94,9 @@ struct Linear {
     uint8_t* scratch;  // linear_scratch_bytes(features), of this thread
 };
 
-// What unpacking two 4-bit panels takes.
+// What unpacking two 4-bit panels, or one of 8 bits, takes.
 constexpr int64_t linear_scratch_bytes(int64_t features) {
-    return 2 * round_up(features, kGroup) / kGroup * group_bytes(Format::Q8AF);
+    return 2 * round_up(features, kWideGroup) / kGroup * group_bytes(Format::Q8AF);
 }
 
 // Forms in which a row of activations may be wanted by its consumers. Null means not wanted.
@@ -99,6 +105,7 @@ struct RowForms {
     uint16_t* bf16;
     int8_t* q8;
     GroupScale* scales;
+    int64_t group;  // values per scale: kGroup or kWideGroup
 };
 
 // What keys and values are stored as.

@@ -50,6 +50,9 @@ template <> struct Traits<Format::Q8SH> {
 template <> struct Traits<Format::Q8SF> {
     static constexpr bool four = false, biased = true, half = false;
 };
+template <> struct Traits<Format::Q8C> {
+    static constexpr bool four = false, biased = true, half = false;
+};
 template <> struct Traits<Format::Q8AH> {
     static constexpr bool four = false, biased = false, half = true;
 };
@@ -245,12 +248,62 @@ inline void bf16_tile(const Linear& args, const Source& source, int64_t row, int
     }
 }
 
+// One scale per column: sums are exact within a group of activations, and the column's scale comes last.
+template <int kRows, int kPanels>
+inline void column_scaled_tile(const Linear& args, const Source& source, int64_t row, int64_t panel) {
+    const int64_t groups = (args.features + kWideGroup - 1) / kWideGroup;
+    const uint8_t* weight = source.data;
+    const int8_t* a = args.a_q8 + row * args.a_stride;
+    const GroupScale* scales = args.a_scales + row * args.a_scale_stride;
+    F sum[kRows][kPanels];
+    for (int r = 0; r < kRows; ++r) {
+        for (int p = 0; p < kPanels; ++p) sum[r][p] = f_zero();
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+        I dots[kRows][kPanels];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+            for (int p = 0; p < kPanels; ++p) {
+                dots[r][p] = dot_biased_start(scales[r * args.a_scale_stride + g].biased_start);
+            }
+        }
+        fetch_ahead<kPanels>(source, g);
+#pragma GCC unroll 4
+        for (int v = 0; v < kWideGroup / 4; ++v) {
+            W w[kPanels];
+#pragma GCC unroll 2
+            for (int p = 0; p < kPanels; ++p) w[p] = w_load(weight + p * source.stride + 64 * v);
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) {
+                const int32_t x = load_i32(a + r * args.a_stride + 4 * v);
+#pragma GCC unroll 2
+                for (int p = 0; p < kPanels; ++p) dots[r][p] = dot_biased(dots[r][p], w[p], x);
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            const F scale = f_set1(scales[r * args.a_scale_stride + g].scale);
+#pragma GCC unroll 2
+            for (int p = 0; p < kPanels; ++p) sum[r][p] = f_fma(scale, i_to_f(dots[r][p]), sum[r][p]);
+        }
+        weight += group_bytes(Format::Q8C);
+        a += kWideGroup;
+    }
+    for (int p = 0; p < kPanels; ++p) {
+        const F d = f_load(reinterpret_cast<const float*>(weight + p * source.stride));
+        for (int r = 0; r < kRows; ++r) store_panel(args, row + r, panel + p, f_mul(sum[r][p], d));
+    }
+}
+
 template <Format kFormat, int kRows, int kPanels>
 inline void tile(const Linear& args, const Source& source, int64_t row, int64_t panel) {
     if constexpr (kFormat == Format::F32)
         f32_tile<kRows, kPanels>(args, source, row, panel);
     else if constexpr (kFormat == Format::BF16)
         bf16_tile<kRows, kPanels>(args, source, row, panel);
+    else if constexpr (kFormat == Format::Q8C)
+        column_scaled_tile<kRows, kPanels>(args, source, row, panel);
     else
         quant_tile<kFormat, kRows, kPanels>(args, source, row, panel);
 }
@@ -350,6 +403,7 @@ void linear(const Linear& args, int64_t rows, int64_t begin, int64_t end) {
         case Format::Q8SF: return linear_of<Format::Q8SF>(args, rows, begin, end);
         case Format::Q8AH: return linear_of<Format::Q8AH>(args, rows, begin, end);
         case Format::Q8AF: return linear_of<Format::Q8AF>(args, rows, begin, end);
+        case Format::Q8C: return linear_of<Format::Q8C>(args, rows, begin, end);
     }
 }
 
@@ -375,25 +429,30 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t width, flo
     }
 }
 
-// Eight-bit activations, symmetric, one scale per 32: q = round_half_even(x * (127 / absmax)).
-inline void quantize_group(const float* x, int8_t* q, GroupScale* scale) {
-    const F a = f_load(x), b = f_load(x + 16);
-    // The maximum of a pair forgets a NaN in its first operand; a's comes back through the product with zero.
-    const float largest = f_reduce_max(f_fma(a, f_zero(), f_max(f_abs(a), f_abs(b))));
+// Eight-bit activations, symmetric, one scale per group: q = round_half_even(x * (127 / absmax)).
+template <int kSize> inline void quantize_group(const float* x, int8_t* q, GroupScale* scale) {
+    constexpr int kVectors = kSize / kLanes;
+    F v[kVectors], most = f_zero(), fault = f_zero();
+    for (int i = 0; i < kVectors; ++i) {
+        v[i] = f_load(x + kLanes * i);
+        most = f_max(f_abs(v[i]), most);
+        fault = f_fma(v[i], f_zero(), fault);  // NaN where v is no number or infinite: a maximum may forget it
+    }
+    const float largest = f_reduce_max(f_add(most, fault));
     // NaN compares false and takes the multiplying branch, where it spreads into the scale.
     if (largest == 0.0f) {
-        i_store_s8(q, i_zero());
-        i_store_s8(q + 16, i_zero());
+        for (int i = 0; i < kVectors; ++i) i_store_s8(q + kLanes * i, i_zero());
         *scale = {0.0f, 0.0f, 0};
         return;
     }
     const F inverse = f_set1(127.0f / largest);
     const F limit = f_set1(127.0f), low = f_set1(-127.0f);
-    const I qa = f_round(f_max(f_min(f_mul(a, inverse), limit), low));
-    const I qb = f_round(f_max(f_min(f_mul(b, inverse), limit), low));
-    i_store_s8(q, qa);
-    i_store_s8(q + 16, qb);
-    const int32_t sum = i_sum(qa) + i_sum(qb);
+    int32_t sum = 0;
+    for (int i = 0; i < kVectors; ++i) {
+        const I level = f_round(f_max(f_min(f_mul(v[i], inverse), limit), low));
+        i_store_s8(q + kLanes * i, level);
+        sum += i_sum(level);
+    }
     const float d = largest / 127.0f;
     *scale = {d, d * static_cast<float>(sum), -128 * sum};
 }
@@ -411,9 +470,19 @@ void convert(const float* x, int64_t begin, int64_t end, const RowForms& forms) 
             if (end % 2) forms.bf16[end] = 0;  // the pair of an odd last feature
         }
     }
-    if (forms.q8) {
+    if (forms.q8 && forms.group == kWideGroup) {
+        for (int64_t i = begin; i < end; i += kWideGroup) {
+            if (i + kWideGroup <= end) {
+                quantize_group<kWideGroup>(x + i, forms.q8 + i, forms.scales + i / kWideGroup);
+            } else {
+                alignas(64) float filled[kWideGroup] = {};
+                std::copy(x + i, x + end, filled);
+                quantize_group<kWideGroup>(filled, forms.q8 + i, forms.scales + i / kWideGroup);
+            }
+        }
+    } else if (forms.q8) {
         for (int64_t i = begin; i + kGroup <= end; i += kGroup)
-            quantize_group(x + i, forms.q8 + i, forms.scales + i / kGroup);
+            quantize_group<kGroup>(x + i, forms.q8 + i, forms.scales + i / kGroup);
     }
 }
 

@@ -89,7 +89,7 @@ class NativeProgram {
             native.push_back({static_cast<shoal::TensorType>(type), data.data(), static_cast<int64_t>(data.shape(0)),
                               static_cast<int64_t>(data.shape(1))});
         }
-        if (format < 0 || format > static_cast<int>(shoal::Format::Q8AF)) return {"unknown format", -1};
+        if (format < 0 || format > static_cast<int>(shoal::Format::Q8C)) return {"unknown format", -1};
         int32_t id = -1;
         nb::gil_scoped_release release;
         std::string error = program_.add_weight(native, features, static_cast<shoal::Format>(format), &id);

@@ -177,6 +177,36 @@ float minimum_of(const Group& group) {
     return group.offset && group.offset != 128 ? group.scale * static_cast<float>(-group.offset) : group.minimum;
 }
 
+bool is_float(TensorType type) {
+    return type == TensorType::F32 || type == TensorType::F16 || type == TensorType::BF16;
+}
+
+bool is_four_bit(TensorType type) {
+    return type == TensorType::Q4_0 || type == TensorType::Q4_1 || type == TensorType::Q4_K;
+}
+
+// The nearest half, ties to even; beyond its range the largest one.
+float round_to_half(float x) {
+    const float magnitude = std::fabs(x);
+    if (!(magnitude < 65504.0f)) return std::copysign(65504.0f, x);
+    int exponent;
+    std::frexp(magnitude, &exponent);
+    const float unit = std::ldexp(1.0f, std::max(exponent, -13) - 11);
+    return std::copysign(std::nearbyint(magnitude / unit) * unit, x);
+}
+
+// Thirty-two values as four bits between their least and greatest, with scale and minimum that a half can hold.
+void round_to_four_bits(const float* x, Group* out) {
+    const auto [least, greatest] = std::minmax_element(x, x + kGroup);
+    out->offset = 0;
+    out->minimum = round_to_half(*least);
+    out->scale = round_to_half((*greatest - out->minimum) / 15.0f);
+    const float inverse = out->scale > 0.0f ? 1.0f / out->scale : 0.0f;
+    for (int i = 0; i < kGroup; ++i) {
+        out->q[i] = static_cast<uint8_t>(std::clamp(std::nearbyint((x[i] - out->minimum) * inverse), 0.0f, 15.0f));
+    }
+}
+
 // A group of any type as eight symmetric bits with a float scale (what Q6_K becomes).
 void requantize_group(const float* x, uint8_t* q, float* scale) {
     float largest = 0.0f;
@@ -217,14 +247,17 @@ void pack_quantized(Format format, const uint8_t* row, TensorType type, int colu
     const FormatFacts f = describe(format);
     const int64_t bytes = group_bytes(format);
     std::vector<float> values;
-    if (type == TensorType::Q6_K) {
+    const bool to_four_bits = f.four && !is_four_bit(type);
+    if (type == TensorType::Q6_K || to_four_bits) {
         values.resize(static_cast<size_t>(features));
         dequantize_row(type, row, features, values.data());
     }
     Group group{};
     for (int64_t g = 0; g < features / kGroup; ++g) {
         uint8_t* out = panel + g * bytes;
-        if (type == TensorType::Q6_K)
+        if (to_four_bits)
+            round_to_four_bits(values.data() + g * kGroup, &group);
+        else if (type == TensorType::Q6_K)
             requantize_group(values.data() + g * kGroup, group.q, &group.scale);
         else
             read_group(type, row, g, &group);
@@ -251,7 +284,26 @@ void pack_quantized(Format format, const uint8_t* row, TensorType type, int colu
     }
 }
 
+// One scale for the column, groups of 64 features.
+void pack_column_scaled(const float* values, int column, int64_t features, uint8_t* panel) {
+    float largest = 0.0f;
+    for (int64_t k = 0; k < features; ++k) largest = std::max(largest, std::fabs(values[k]));
+    const float scale = largest / 127.0f, inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+    const int64_t padded = round_up(features, kWideGroup);
+    for (int64_t k = 0; k < padded; ++k) {
+        const int level = k < features ? static_cast<int>(std::nearbyint(values[k] * inverse)) : 0;
+        panel[k / 4 * 64 + 4 * column + k % 4] = static_cast<uint8_t>(128 + level);
+    }
+    std::memcpy(panel + padded * kLanes + 4 * column, &scale, 4);
+}
+
 }  // namespace
+
+bool can_pack(TensorType type, Format format, int64_t features) {
+    if (!is_quantized(format) || format == Format::Q8C) return true;
+    if (format == Format::Q4H && is_float(type)) return features % kGroup == 0;
+    return !is_float(type);
+}
 
 int64_t row_bytes(TensorType type, int64_t features) {
     const BlockFacts f = facts(type);
@@ -296,12 +348,14 @@ void pack_panels(Format format, const WeightPart* parts, int64_t num_parts, int6
             TensorType type{};
             const uint8_t* row = find_row(parts, num_parts, p * kLanes + column, &type);
             if (!row) continue;
-            if (is_quantized(format)) {
+            if (is_quantized(format) && format != Format::Q8C) {
                 pack_quantized(format, row, type, column, features, panel);
                 continue;
             }
             dequantize_row(type, row, features, values.data());
-            if (format == Format::F32) {
+            if (format == Format::Q8C) {
+                pack_column_scaled(values.data(), column, features, panel);
+            } else if (format == Format::F32) {
                 for (int64_t k = 0; k < features; ++k) {
                     std::memcpy(panel + (k * kLanes + column) * 4, &values[static_cast<size_t>(k)], 4);
                 }

@@ -19,6 +19,10 @@ struct WeightPart {
     int64_t row_bytes;
 };
 
+// Whether a stored type can be packed so. 4-bit types keep their own integers in the 4-bit formats; whatever else is
+// asked for in 4 or in 8 bits with one scale per column is rounded once more.
+bool can_pack(TensorType type, Format format, int64_t features);
+
 // Packs panels [begin, end) of the concatenation of `parts`. Columns past the last row are zero.
 void pack_panels(Format format, const WeightPart* parts, int64_t num_parts, int64_t features, int64_t begin,
                  int64_t end, uint8_t* out);

@@ -96,10 +96,7 @@ std::string Program::add_weight(const std::vector<WeightPart>& parts, int64_t fe
         if (row_bytes(part.type, features) == 0 || part.row_bytes != row_bytes(part.type, features)) {
             return "a weight's rows do not fill whole blocks";
         }
-        if (is_quantized(format) &&
-            (part.type == TensorType::F32 || part.type == TensorType::F16 || part.type == TensorType::BF16)) {
-            return "a float weight has no quantized format";
-        }
+        if (!can_pack(part.type, format, features)) return "a weight of this type has no such packed format";
         columns += part.rows;
     }
     if (columns <= 0 || features <= 0) return "a weight is empty";
@@ -238,7 +235,6 @@ std::string Program::attention(int32_t query, int32_t out, int32_t layer, float 
     op.out = out;
     op.layer = layer;
     op.scale = scale;
-    op.fuse_forms = c.head_dim % kGroup == 0;
     return push(op);
 }
 
@@ -288,8 +284,10 @@ void Program::plan_forms() {
                 in.want_f32 = true;
             else if (format == Format::BF16)
                 in.want_bf16 = true;
-            else
+            else {
                 in.want_q8 = true;
+                in.q8_group = group_size(format);
+            }
         } else if (op.kind != OpKind::Attention) {
             for (int32_t id : {op.in, op.in2}) {
                 if (id >= 0) buffers_[static_cast<size_t>(id)].want_f32 = true;
@@ -303,6 +301,10 @@ void Program::plan_forms() {
     }
     std::vector<Op> planned;
     for (size_t i = 0; i < ops_.size(); ++i) {
+        // Units of attention write whole heads, which must not share a scale.
+        if (ops_[i].kind == OpKind::Attention) {
+            ops_[i].fuse_forms = shape_.cache.head_dim % buffers_[static_cast<size_t>(ops_[i].out)].q8_group == 0;
+        }
         planned.push_back(ops_[i]);
         const int32_t id = ops_[i].out;
         if (id < 0 || ops_[i].fuse_forms) continue;
@@ -344,7 +346,7 @@ std::string Program::plan_memory() {
         b.stride = round_up(b.width, kLanes);
         b.bf16_stride = round_up(b.width + 1, 32) + 32;
         b.q8_stride = round_up(b.width, 64) + 64;
-        b.scale_stride = b.width / kGroup;
+        b.scale_stride = (b.width + b.q8_group - 1) / b.q8_group;
         int64_t end = 0;
         const auto take = [&end](int64_t bytes) {
             const int64_t at = end;
@@ -541,7 +543,8 @@ void Program::run(int64_t phase, int64_t unit, int thread) {
 
 RowForms Program::forms(const Buffer& b, int64_t row, bool with_f32) const {
     return {with_f32 && b.f32 ? b.f32 + row * b.stride : nullptr, b.bf16 ? b.bf16 + row * b.bf16_stride : nullptr,
-            b.q8 ? b.q8 + row * b.q8_stride : nullptr, b.scales ? b.scales + row * b.scale_stride : nullptr};
+            b.q8 ? b.q8 + row * b.q8_stride : nullptr, b.scales ? b.scales + row * b.scale_stride : nullptr,
+            b.q8_group};
 }
 
 void Program::run_rows(const Op& op, int64_t begin, int64_t end, int thread) {

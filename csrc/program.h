@@ -111,6 +111,7 @@ class Program final : private PhaseWork {
         int64_t width;
         bool per_sample;
         bool want_f32 = false, want_bf16 = false, want_q8 = false, query = false;
+        int64_t q8_group = kGroup;
         int32_t producer = -1, last_use = -1;
         // Memory, after seal.
         float* f32 = nullptr;

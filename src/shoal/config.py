@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal.errors import ConfigError
 
-PRECISIONS = ("auto", "f32", "bf16", "native")
+PRECISIONS = ("auto", "native", "int4", "int8", "bf16", "f32")
 KV_DTYPES = ("auto", "int8", "bf16", "f32")
 ISAS = ("auto", "amx", "avx512", "avx2", "portable")
 POLICIES = ("fcfs", "priority", "deadline", "static")
@@ -24,7 +24,8 @@ POLICIES = ("fcfs", "priority", "deadline", "static")
 class EngineConfig:
     """Everything about one engine.
 
-    precision: "native" computes on the file's own 4- and 8-bit blocks with 8-bit activations in groups of 32;
+    precision: "native" computes on the file's own 4- and 8-bit blocks with 8-bit activations in groups of 32; "int4"
+        does so after rounding what is wider than 4 bits; "int8" rounds weights to 8 bits with one scale per output;
         "bf16" and "f32" expand the weights; "auto" is native for quantized files, else what the file's floats need.
     kv_dtype: "int8" keeps one scale per token and head; "auto" is as exact as the weights (see ``assembly``).
     isa: instruction set of the native kernels; "auto" takes the best this CPU has.

@@ -3,13 +3,16 @@
 ``ReferenceWeights`` owns the dequantized weights and says what precision means; ``ReferenceCache`` owns the paged keys
 and values; ``ReferenceOps`` is made anew for every step from the two and the step's arrays.
 
-Three precisions, all accumulated in float32:
+Five precisions, all accumulated in float32:
 
 - ``f32``: weights as the file's blocks stand for them, nothing rounded;
 - ``bf16``: weights and inputs of every linear operation rounded to bfloat16;
 - ``native``: weights as the file's blocks stand for them, but for Q6_K: its scales cover 16 features, and its values
   are rounded to 8 bits in groups of 32. A quantized weight sees its input rounded to 8 bits in groups of 32
-  (``activation_groups``), a BF16 weight sees it rounded to bfloat16, any other sees it as it is.
+  (``activation_groups``), a BF16 weight sees it rounded to bfloat16, any other sees it as it is;
+- ``int8``: weights rounded to 8 bits with one scale per output feature, inputs to 8 bits in groups of 64;
+- ``int4``: as ``native``, but weights of more than 4 bits are rounded to 4 bits in groups of 32 (``weight_rounding``).
+  The matrix that gives the logits is spared: quantized, it stays as it is; float, it is treated as in ``int8``.
 
 Embeddings, norms, biases, rotation and residuals are float32 in all of them. Attention follows the cache's type, not
 the precision: it reads keys and values as they were stored, and computes in float32. An ``int8`` cache keeps each
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,15 +36,32 @@ from shoal.errors import KernelError
 from shoal.kernels.activation_groups import round_to_groups
 from shoal.kernels.bfloat16 import round_to_bfloat16
 from shoal.kernels.ops import AttentionSpec, RopeSpec, StepInputs, WeightTensor
+from shoal.kernels.weight_rounding import round_to_four_bits, round_to_rows
 
 FloatArray = NDArray[np.float32]
 Dequantize = Callable[[str, NDArray[np.uint8]], FloatArray]
 """(type name, uint8 [rows, bytes per row]) -> float32 [rows, features]."""
 
 ROW_TILE = 16
-PRECISIONS = ("f32", "bf16", "native")
+PRECISIONS = ("f32", "bf16", "int8", "int4", "native")
 KV_DTYPES = ("f32", "bf16", "int8")
 UNQUANTIZED = ("F32", "F16", "BF16")
+FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
+WIDE_GROUP = 64
+
+
+class Treatment(NamedTuple):
+    """What a precision does to a weight when it is stored and to the input that it sees."""
+
+    stored: Callable[[FloatArray], FloatArray]
+    seen: Callable[[FloatArray], FloatArray]
+
+
+def _same(x: FloatArray) -> FloatArray:
+    return x
+
+
+AS_IT_IS = Treatment(_same, _same)
 
 
 class ReferenceWeights:
@@ -53,37 +74,42 @@ class ReferenceWeights:
         self._dequantize = dequantize
         # Keyed by identity, as a WeightTensor holds an array and so has no hash; the tensor is kept beside the
         # result so that its id stays taken.
-        self._kept: dict[int, tuple[WeightTensor, FloatArray]] = {}
+        self._kept: dict[tuple[int, bool], tuple[WeightTensor, FloatArray]] = {}
 
     def vector(self, weight: WeightTensor) -> FloatArray:
         """A norm's weight or a bias, [features]."""
         return self._keep(weight).reshape(-1)
 
-    def matrix(self, weight: WeightTensor) -> FloatArray:
-        """A linear operation's weight in this precision, [out, in]."""
-        return self._keep(weight)
+    def matrix(self, weight: WeightTensor, *, head: bool = False) -> FloatArray:
+        """A linear operation's weight in this precision, [out, in]; ``head`` if it gives the logits."""
+        return self._keep(weight, head=head)
 
     def rows(self, table: WeightTensor, indices: NDArray[np.int32]) -> FloatArray:
         """Some rows of an embedding table; the whole table is never expanded for it."""
         return self._dequantize(table.type_name, table.data[indices])
 
-    def seen_by(self, weight: WeightTensor, x: FloatArray) -> FloatArray:
+    def seen_by(self, weight: WeightTensor, x: FloatArray, *, head: bool = False) -> FloatArray:
         """What a linear operation with this weight sees of its input in this precision."""
-        if self.precision == "bf16" or (self.precision == "native" and weight.type_name == "BF16"):
-            return round_to_bfloat16(x)
-        if self.precision == "native" and weight.type_name not in UNQUANTIZED:
-            return round_to_groups(x)
-        return x
+        return self._treatment(weight.type_name, head=head).seen(x)
 
-    def _stored(self, type_name: str, values: FloatArray) -> FloatArray:
+    def _treatment(self, type_name: str, *, head: bool) -> Treatment:
+        if self.precision == "f32":
+            return AS_IT_IS
         if self.precision == "bf16":
-            return round_to_bfloat16(values)
-        if self.precision == "native" and type_name == "Q6_K":
-            return round_to_groups(values)
-        return values
+            return Treatment(round_to_bfloat16, round_to_bfloat16)
+        if self.precision == "int8" or (self.precision == "int4" and head and type_name in UNQUANTIZED):
+            return Treatment(round_to_rows, lambda x: round_to_groups(x, WIDE_GROUP))
+        if self.precision == "int4" and not head and type_name not in FOUR_BITS:
+            return Treatment(round_to_four_bits, round_to_groups)
+        if type_name == "BF16":
+            return Treatment(_same, round_to_bfloat16)
+        if type_name in UNQUANTIZED:
+            return AS_IT_IS
+        return Treatment(round_to_groups if type_name == "Q6_K" else _same, round_to_groups)
 
-    def _keep(self, weight: WeightTensor) -> FloatArray:
-        kept = self._kept.get(id(weight))
+    def _keep(self, weight: WeightTensor, *, head: bool = False) -> FloatArray:
+        key = (id(weight), head)
+        kept = self._kept.get(key)
         if kept is None:
             values = self._dequantize(weight.type_name, weight.data)
             if values.size != np.prod(weight.shape):
@@ -92,8 +118,8 @@ class ReferenceWeights:
                     f"its {weight.type_name} data holds {values.size}"
                 )
             if len(weight.shape) == 2:
-                values = self._stored(weight.type_name, values)
-            kept = self._kept[id(weight)] = (weight, values)
+                values = self._treatment(weight.type_name, head=head).stored(values)
+            kept = self._kept[key] = (weight, values)
         return kept[1]
 
 
@@ -192,9 +218,13 @@ class ReferenceOps:
             raise KernelError(f"linear: {len(weights)} weights but {len(biases)} biases; give () or one per weight")
         parts = []
         for weight, bias in zip(weights, biases or (None,) * len(weights), strict=True):
-            part = _matmul(self._weights.seen_by(weight, x), self._weights.matrix(weight), weight.name)
+            part = self._product(x, weight)
             parts.append(part if bias is None else part + self._weights.vector(bias))
         return np.concatenate(parts, axis=1)
+
+    def _product(self, x: FloatArray, weight: WeightTensor, *, head: bool = False) -> FloatArray:
+        seen = self._weights.seen_by(weight, x, head=head)
+        return _matmul(seen, self._weights.matrix(weight, head=head), weight.name)
 
     def rope_and_cache(self, qkv: FloatArray, layer: int, attention: AttentionSpec, rope: RopeSpec) -> FloatArray:
         """Rotate q and k, store k and v, give q."""
@@ -241,8 +271,8 @@ class ReferenceOps:
         return x[self._inputs.sample_rows]
 
     def lm_head(self, x: FloatArray, weight: WeightTensor) -> FloatArray:
-        """Logits: a linear operation like the others."""
-        return self.linear(x, (weight,))
+        """Logits: a linear operation like the others, but for a precision that spares it."""
+        return self._product(x, weight, head=True)
 
     def _sequences(self) -> list[tuple[int, slice]]:
         starts = self._inputs.row_starts.tolist()

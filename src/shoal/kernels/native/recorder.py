@@ -61,9 +61,19 @@ class NativeOps:
         self, x: Handle, weights: tuple[WeightTensor, ...], biases: tuple[WeightTensor | None, ...] = ()
     ) -> Handle:
         """See ``Ops``; neighbouring weights of one format are packed as one."""
+        return self._product(x, weights, biases or (None,) * len(weights), head=False)
+
+    def _product(
+        self,
+        x: Handle,
+        weights: tuple[WeightTensor, ...],
+        biases: tuple[WeightTensor | None, ...],
+        *,
+        head: bool,
+    ) -> Handle:
         source = self._written(x)
         out = self._buffer(sum(weight.shape[0] for weight in weights), per_sample=x.per_sample)
-        runs = self._runs(weights, biases or (None,) * len(weights))
+        runs = self._runs(weights, biases, head=head)
 
         def write(residual: int) -> None:
             for column, weight, bias in runs:
@@ -113,7 +123,7 @@ class NativeOps:
 
     def lm_head(self, x: Handle, weight: WeightTensor) -> Handle:
         """See ``Ops``."""
-        out = self.linear(x, (weight,))
+        out = self._product(x, (weight,), (None,), head=True)
         self._written(out)
         return out
 
@@ -135,12 +145,12 @@ class NativeOps:
         return self._program.add_vector(_flat(self._dequantize(weight.type_name, weight.data)))
 
     def _runs(
-        self, weights: tuple[WeightTensor, ...], biases: tuple[WeightTensor | None, ...]
+        self, weights: tuple[WeightTensor, ...], biases: tuple[WeightTensor | None, ...], *, head: bool
     ) -> list[tuple[int, int, int]]:
         """Packed weights as (first column, weight id, bias id), neighbours of one format together."""
         runs: list[tuple[Format, list[tuple[WeightTensor, WeightTensor | None]]]] = []
         for weight, bias in zip(weights, biases, strict=True):
-            kind = choose_format(weight, self._precision)
+            kind = choose_format(weight, self._precision, head=head)
             if not runs or runs[-1][0] != kind:
                 runs.append((kind, []))
             runs[-1][1].append((weight, bias))
