@@ -1,0 +1,22 @@
+"""Which arithmetic a configuration multiplies with: the name of the probe whose peak is its ceiling."""
+
+from __future__ import annotations
+
+from shoal.kernels.native.formats import Format
+
+_INT8 = {"amx": "int8_amx", "avx512": "int8_vnni", "avx2": "int8_avx2", "portable": "int8_portable"}
+_FP32 = {"amx": "fp32_avx512", "avx512": "fp32_avx512", "avx2": "fp32_avx2", "portable": "fp32_portable"}
+# Without a product of pairs, bfloat16 is widened to float32 first.
+_BF16 = {"amx": "bf16_amx", "avx512": "bf16_avx512", "avx2": "fp32_avx2", "portable": "fp32_portable"}
+
+
+def matmul_path(isa: str, kind: Format) -> str:
+    """The arithmetic of a product with a weight packed in this format."""
+    if kind is Format.F32:
+        return _FP32[isa]
+    return _BF16[isa] if kind is Format.BF16 else _INT8[isa]
+
+
+def attention_path(isa: str) -> str:
+    """The arithmetic of attention: float32, however the cache is stored."""
+    return _FP32[isa]
