@@ -59,19 +59,18 @@ bool block_fp32_portable(int64_t rounds) {
 }
 
 bool block_int8_portable(int64_t rounds) {
-    int32_t sums[16] = {};
-    uint8_t a[64];
-    int8_t b[64];
-    for (int i = 0; i < 64; ++i) a[i] = 2, b[i] = 3;
-    keep(a);
-    keep(b);
+    constexpr int kCount = 256;
+    int8_t a[kCount], b[kCount];
+    for (int i = 0; i < kCount; ++i) a[i] = 2, b[i] = 3;
+    int64_t total = 0;
     for (int64_t round = 0; round < rounds; ++round) {
-        for (int i = 0; i < 16; ++i) {
-            for (int j = 0; j < 4; ++j) sums[i] += a[4 * i + j] * b[4 * i + j];
-        }
-        keep(sums);
+        keep(a);
+        keep(b);
+        int32_t sum = 0;
+        for (int i = 0; i < kCount; ++i) sum += int16_t(a[i]) * int16_t(b[i]);
+        total += sum;
     }
-    return all_equal(sums, 16, static_cast<int32_t>(24 * rounds));
+    return total == rounds * kCount * 6;
 }
 
 #if defined(SHOAL_X86)
@@ -84,10 +83,11 @@ constexpr uint32_t kTwos = 0x02020202, kThrees = 0x03030303;
 #define SHOAL_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16")))
 
 // 16 accumulators of 512 bits: more than latency times issue width of any of the instructions.
-#define SHOAL_EACH16(DO)                                                                                        \
-    DO("0")                                                                                                     \
-    DO("1") DO("2") DO("3") DO("4") DO("5") DO("6") DO("7") DO("8") DO("9") DO("10") DO("11") DO("12") DO("13") \
-        DO("14") DO("15")
+#define SHOAL_EACH16(DO)                                                                                         \
+    DO("0")                                                                                                      \
+    DO("1")                                                                                                      \
+    DO("2") DO("3") DO("4") DO("5") DO("6") DO("7") DO("8") DO("9") DO("10") DO("11") DO("12") DO("13") DO("14") \
+        DO("15")
 #define SHOAL_CLEAR512(N) "vpxord %%zmm" N ", %%zmm" N ", %%zmm" N "\n\t"
 #define SHOAL_STORE512(N) "vmovdqu64 %%zmm" N ", 64*" N "(%[out])\n\t"
 #define SHOAL_CLOBBER16                                                                                        \
@@ -212,7 +212,7 @@ constexpr Path kPaths[] = {
     {"bf16_amx", has_amx, block_bf16_amx, 6 * 16 * 16 * 32 * 2},
 #endif
     {"fp32_portable", always, block_fp32_portable, 64 * 2},
-    {"int8_portable", always, block_int8_portable, 64 * 2},
+    {"int8_portable", always, block_int8_portable, 256 * 2},
 };
 
 // Runs `work(thread)` on all threads at once until the time is up; it does some work and says how much, negative if

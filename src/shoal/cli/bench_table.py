@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shoal.bench.engine import EngineReport
-    from shoal.bench.summary import BatchFigures, PhaseFigures, Spread
+    from shoal.bench.summary import BatchFigures, PhaseFigures
 
 _LEAST_SHOWN = 0.005  # of a step; smaller parts are shown together
 
@@ -26,8 +26,8 @@ def print_report(console: Console, report: EngineReport, record: dict[str, Any])
         console.print(_binding(figures, mixed=record["mixed"]), soft_wrap=True)
     for item in report.beside:
         console.print(
-            f"batch {item.batch} beside {item.neighbours} busy: a step takes {item.slowdown:.2f} times as long; fair "
-            f"would be {item.fair.by_count:.2f}, and {item.fair.by_taken:.2f} for the {item.taken_cores:.2f} cores taken",
+            f"batch {item.batch} beside {item.neighbours} busy: a step takes {item.slowdown:.2f} times as long; "
+            f"fair: {item.fair.by_count:.2f}, or {item.fair.by_taken:.2f} for the {item.taken_cores:.2f} cores taken",
             soft_wrap=True,
         )
 
@@ -46,9 +46,8 @@ def _ceiling_line(record: dict[str, Any]) -> str:
     ceilings = record["ceilings"]
     used = record["instructions"]
     paths = dict.fromkeys([*used["body"], *used["head"], used["attention"]])
-    peaks = ", ".join(
-        f"{path} {_giga(ceilings['peaks_ops_per_s'][path]['all_threads']['best'])} Gop/s" for path in paths
-    )
+    best = {path: ceilings["peaks_ops_per_s"][path]["all_threads"]["best"] for path in paths}
+    peaks = ", ".join(f"{path} {_giga(rate)} Gop/s" for path, rate in best.items())
     return (
         f"measured limits: reading {_giga(ceilings['bandwidth_bytes_per_s'])} GB/s (past the caches "
         f"{_giga(ceilings['memory_bandwidth_bytes_per_s'])}); {peaks}; products in {' and '.join(used['body'])}, "
@@ -59,21 +58,18 @@ def _ceiling_line(record: dict[str, Any]) -> str:
 def _print_speeds(console: Console, report: EngineReport, *, mixed: bool) -> None:
     from rich.table import Table
 
-    table = Table(title="Tokens per second (slowest to fastest round)", title_justify="left")
-    for name in ("batch", "prompt" if mixed else "prefill", "of limit", "output" if mixed else "decode", "limit"):
-        table.add_column(name, justify="right")
-    for name in ("of limit", "step p50", "p99"):
+    title = "Tokens per second, in brackets the slowest and fastest round"
+    table = Table(title=title, title_justify="left", padding=(0, 1, 0, 0))
+    prompt, output = ("prompt", "output") if mixed else ("prefill", "decode")
+    for name in ("batch", prompt, "limit", "", output, "limit", "", "p50 ms", "p99 ms"):
         table.add_column(name, justify="right")
     for item in report.results:
         table.add_row(
             str(item.batch),
-            _rate(item.prefill.tokens_per_s),
-            f"{item.prefill.ceiling_fraction:.0%}",
-            _rate(item.decode.tokens_per_s),
-            f"{item.decode.ceiling_tokens_per_s:.0f}",
-            f"{item.decode.ceiling_fraction:.0%}",
-            f"{item.decode.step_ms_p50:.2f} ms",
-            f"{item.decode.step_ms_p99:.2f} ms",
+            *_against_limit(item.prefill),
+            *_against_limit(item.decode),
+            f"{item.decode.step_ms_p50:.1f}",
+            f"{item.decode.step_ms_p99:.1f}",
         )
     console.print(table)
 
@@ -81,19 +77,18 @@ def _print_speeds(console: Console, report: EngineReport, *, mixed: bool) -> Non
 def _print_split(console: Console, report: EngineReport) -> None:
     from rich.table import Table
 
-    parts = _shown_parts([item.decode for item in report.results])
+    phases = [item.decode for item in report.results]
+    parts = _shown_parts(phases)
     table = Table(title="Where a step's time goes, ms (mean)", title_justify="left")
-    for name in ("batch", "step", *(part.replace("_and_", "+") for part in parts), "other"):
-        table.add_column(name, justify="right")
+    table.add_column("batch")
     for item in report.results:
-        phase = item.decode
-        other = sum(value for part, value in phase.split_ms.items() if part not in parts)
-        table.add_row(
-            str(item.batch),
-            f"{phase.step_ms_mean:.2f}",
-            *(f"{phase.split_ms[part]:.2f}" for part in parts),
-            f"{other:.2f}",
-        )
+        table.add_column(str(item.batch), justify="right")
+    for part in parts:
+        table.add_row(part.replace("_", " "), *(f"{phase.split_ms[part]:.2f}" for phase in phases))
+    others = [sum(value for part, value in phase.split_ms.items() if part not in parts) for phase in phases]
+    table.add_row("other kernels", *(f"{value:.2f}" for value in others))
+    table.add_section()
+    table.add_row("step", *(f"{phase.step_ms_mean:.2f}" for phase in phases))
     console.print(table)
 
 
@@ -119,8 +114,13 @@ def _binding(figures: BatchFigures, *, mixed: bool) -> str:
     )
 
 
-def _rate(value: Spread) -> str:
-    return f"{value.median:.0f} ({value.lowest:.0f}-{value.highest:.0f})"
+def _against_limit(phase: PhaseFigures) -> tuple[str, str, str]:
+    rate = phase.tokens_per_s
+    return (
+        f"{rate.median:.0f}\n({rate.lowest:.0f}-{rate.highest:.0f})",
+        f"{phase.ceiling_tokens_per_s:.0f}",
+        f"{phase.ceiling_fraction:.0%}",
+    )
 
 
 def _giga(value: float) -> str:

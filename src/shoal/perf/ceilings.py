@@ -3,15 +3,15 @@
 All is measured with as many threads as will compute, and with one. The best of several repetitions counts, since
 whatever disturbs a measurement only makes it slower; the worst is kept beside it, to show how calm the machine was.
 
-Memory is read in sets of several sizes. One is several times the last-level cache (as far as memory allows), which gives
-the memory's own bandwidth. Others may be asked for: weights that fit a large cache come from there in every step, and a
-ceiling that leaves this out would be too low, hence flattering.
+Memory is read in sets of several sizes. One is several times the last-level cache (as far as memory allows), which
+gives the memory's own bandwidth. Others may be asked for: weights that fit a large cache come from there in every step,
+and a ceiling that leaves this out would be too low, hence flattering.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -135,15 +135,21 @@ def measure_ceilings(
     seconds: of one repetition.
     """
     wanted = available_paths() if paths is None else tuple(dict.fromkeys(paths))
-    peaks = {
-        path: _scaled(threads, lambda count, path=path: _peak(path, count, seconds, repetitions)) for path in wanted
-    }
     stream = _whole(_stream_bytes(), threads, most_bytes)
     sizes = dict.fromkeys([stream, *(_whole(size, threads, most_bytes) for size in sets)])
-    reads = {
-        size: _scaled(threads, lambda count, size=size: _read(size, count, seconds, repetitions)) for size in sizes
-    }
-    return Ceilings(threads=threads, stream_bytes=stream, reads=reads, peaks=peaks)
+
+    def peak(path: str) -> ScaledRate:
+        return _scaled(threads, lambda count: _native.probe_compute(path, count, seconds, repetitions))
+
+    def read(size: int) -> ScaledRate:
+        return _scaled(threads, lambda count: _native.probe_read(size, count, seconds, repetitions))
+
+    return Ceilings(
+        threads=threads,
+        stream_bytes=stream,
+        reads={size: read(size) for size in sizes},
+        peaks={path: peak(path) for path in wanted},
+    )
 
 
 def last_level_cache(folder: Path = _CACHE_FOLDER) -> int | None:
@@ -179,17 +185,9 @@ def _whole(size: int, threads: int, most: int | None) -> int:
     return max(step, bounded // step * step)
 
 
-def _scaled(threads: int, measure: Any) -> ScaledRate:
-    one: Rate = measure(1)
-    return ScaledRate(one, one if threads == 1 else measure(threads))
-
-
-def _peak(path: str, threads: int, seconds: float, repetitions: int) -> Rate:
-    return _rate(*_native.probe_compute(path, threads, seconds, repetitions))
-
-
-def _read(size: int, threads: int, seconds: float, repetitions: int) -> Rate:
-    return _rate(*_native.probe_read(size, threads, seconds, repetitions))
+def _scaled(threads: int, probe: Callable[[int], tuple[str, list[float]]]) -> ScaledRate:
+    one = _rate(*probe(1))
+    return ScaledRate(one, one if threads == 1 else _rate(*probe(threads)))
 
 
 def _rate(error: str, rates: list[float]) -> Rate:

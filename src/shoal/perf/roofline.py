@@ -1,4 +1,4 @@
-"""The least time a step can take on a machine: whichever of memory and arithmetic takes longer, each at its measured best."""
+"""The least time a step can take on a machine: of memory and arithmetic, each at its measured best, the longer."""
 
 from __future__ import annotations
 
