@@ -9,10 +9,6 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
-#if defined(SHOAL_X86)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #endif
 
 namespace shoal {
@@ -83,11 +79,11 @@ constexpr uint32_t kTwos = 0x02020202, kThrees = 0x03030303;
 #define SHOAL_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16")))
 
 // 16 accumulators of 512 bits: more than latency times issue width of any of the instructions.
-#define SHOAL_EACH16(DO)                                                                                         \
-    DO("0")                                                                                                      \
-    DO("1")                                                                                                      \
-    DO("2") DO("3") DO("4") DO("5") DO("6") DO("7") DO("8") DO("9") DO("10") DO("11") DO("12") DO("13") DO("14") \
-        DO("15")
+#define SHOAL_EACH16(DO) \
+    DO("0")              \
+    DO("1")              \
+    DO("2")              \
+    DO("3") DO("4") DO("5") DO("6") DO("7") DO("8") DO("9") DO("10") DO("11") DO("12") DO("13") DO("14") DO("15")
 #define SHOAL_CLEAR512(N) "vpxord %%zmm" N ", %%zmm" N ", %%zmm" N "\n\t"
 #define SHOAL_STORE512(N) "vmovdqu64 %%zmm" N ", 64*" N "(%[out])\n\t"
 #define SHOAL_CLOBBER16                                                                                        \
@@ -144,22 +140,6 @@ SHOAL_BLOCK512(block_bf16_avx512, SHOAL_BF16_512, float, kBf16Halves, kBf16Halve
 SHOAL_BLOCK256(block_fp32_avx2, SHOAL_FMA256, float, kHalf, kHalf, 0.25f * static_cast<float>(rounds))
 SHOAL_BLOCK256(block_int8_avx2, SHOAL_MADD256, int32_t, kTwos, kThrees, 24 * rounds)
 
-#if defined(__linux__) && (__GNUC__ >= 11 || (defined(__clang_major__) && __clang_major__ >= 12))
-#define SHOAL_PROBE_AMX
-
-// Tiles are part of a process's state only once it has asked the kernel for them.
-bool has_amx() {
-    static const bool permitted = [] {
-        constexpr long kRequestPermission = 0x1023, kTileData = 18;
-        unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
-        asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-        constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kBf16 = 1u << 22;
-        if (!cpu_has_avx512() || (edx & (kTile | kInt8 | kBf16)) != (kTile | kInt8 | kBf16)) return false;
-        return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-    }();
-    return permitted;
-}
-
 struct alignas(64) TileConfig {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -195,8 +175,6 @@ struct alignas(64) TileConfig {
 // 64 products of bytes, or 32 of bfloat16, per element of a tile.
 SHOAL_BLOCK_AMX(block_int8_amx, SHOAL_AMX_INT8, int32_t, kTwos, kThrees, 384 * rounds)
 SHOAL_BLOCK_AMX(block_bf16_amx, SHOAL_AMX_BF16, float, kBf16Halves, kBf16Halves, 8.0f * static_cast<float>(rounds))
-#endif
-
 #endif  // SHOAL_X86
 
 constexpr Path kPaths[] = {
@@ -206,10 +184,8 @@ constexpr Path kPaths[] = {
     {"bf16_avx512", cpu_has_avx512, block_bf16_avx512, 16 * 32 * 2},
     {"fp32_avx2", cpu_has_avx2, block_fp32_avx2, 12 * 8 * 2},
     {"int8_avx2", cpu_has_avx2, block_int8_avx2, 12 * 32 * 2},
-#endif
-#if defined(SHOAL_PROBE_AMX)
-    {"int8_amx", has_amx, block_int8_amx, 6 * 16 * 16 * 64 * 2},
-    {"bf16_amx", has_amx, block_bf16_amx, 6 * 16 * 16 * 32 * 2},
+    {"int8_amx", cpu_has_amx, block_int8_amx, 6 * 16 * 16 * 64 * 2},
+    {"bf16_amx", cpu_has_amx, block_bf16_amx, 6 * 16 * 16 * 32 * 2},
 #endif
     {"fp32_portable", always, block_fp32_portable, 64 * 2},
     {"int8_portable", always, block_int8_portable, 256 * 2},
