@@ -1,4 +1,4 @@
-"""Shoal beside other engines, on this machine: `python benchmarks/peers/compare.py --model MODEL.gguf`.
+"""Shoal beside other engines, on this machine: `python benchmarks/peers/compare.py`.
 
 Sets up llama.cpp, OpenVINO GenAI and vLLM in environments of their own (minutes, gigabytes, once), then lets everybody
 do the same work in turn, round after round: B sequences of random prompts, decoded greedily, end of sequence ignored,
@@ -33,8 +33,10 @@ from table import markdown
 
 from shoal.bench.machine import machine_facts
 from shoal.bench.record import shoal_version
+from shoal.config import cache_folder
 from shoal.kernels.native import available_isas
 from shoal.models import GGUFFile, describe
+from shoal.models.catalog import DEFAULT_MODEL, resolve_model
 from shoal.perf.ceilings import usable_cores
 
 HERE = Path(__file__).resolve().parent
@@ -83,7 +85,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="the model's .gguf file, in Q4_1")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a model's name, or its .gguf file; in Q4_1")
     parser.add_argument("--folder", type=Path, default=BUILD, help="where environments and models go")
     parser.add_argument("--output", type=Path, default=BUILD / "results", help="folder of the results")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 32, 64])
@@ -95,7 +97,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one contender's round")
     parser.add_argument("--under", default="", help="put this command in front of each run, such as taskset -c 0,1")
     parser.add_argument("--setup-only", action="store_true", help="install and convert, measure nothing")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.model = resolve_model(options.model, cache_folder(), notify=say)
+    return options
 
 
 class Command:

@@ -48,10 +48,10 @@ def load_subject(
     found, resolved, file = open_model(model, config, notify=notify)
     size = resolved.block_size
     blocks = max(work.blocks(batch, size) for batch in batches)
+    check_fit(work, batches, resolved.context_length or found.description.context_length, blocks, size)
     per_token = kv_bytes_per_token(found.description, resolved.kv_dtype)
     _check_memory(work, batches, size, per_token)
     fitted = replace(resolved, max_num_seqs=max(batches), kv_tokens=blocks * size, prefix_caching=False)
-    check_fit(work, batches, fitted.context_length or found.description.context_length, blocks, size)
     if fitted.threads is None:
         raise ConfigError("threads", "must be resolved first")
     backend = build_backend(found, fitted)
