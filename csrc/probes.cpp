@@ -238,11 +238,8 @@ std::string check(int threads, double seconds, int repetitions) {
     return {};
 }
 
-// The sum of a stretch of memory. Eight sums, so that loads are all there is to wait for.
-#if defined(SHOAL_X86)
-__attribute__((target_clones("default", "avx2")))
-#endif
-uint64_t sum_words(const uint64_t* words, int64_t count) {
+// The sum of a stretch of memory. Sixteen sums, so that loads are all there is to wait for.
+inline __attribute__((always_inline)) uint64_t sum_of(const uint64_t* words, int64_t count) {
     uint64_t sums[16] = {};
     for (int64_t i = 0; i + 16 <= count; i += 16) {
         for (int j = 0; j < 16; ++j) sums[j] += words[i + j];
@@ -251,6 +248,15 @@ uint64_t sum_words(const uint64_t* words, int64_t count) {
     for (uint64_t part : sums) sum += part;
     return sum;
 }
+
+using SumWords = uint64_t (*)(const uint64_t*, int64_t);
+uint64_t sum_portable(const uint64_t* words, int64_t count) { return sum_of(words, count); }
+#if defined(SHOAL_X86)
+SHOAL_TARGET_AVX2 uint64_t sum_avx2(const uint64_t* words, int64_t count) { return sum_of(words, count); }
+SumWords choose_sum() { return cpu_has_avx2() ? sum_avx2 : sum_portable; }
+#else
+SumWords choose_sum() { return sum_portable; }
+#endif
 
 // Memory of its own, on huge pages where there are any, as the weights are.
 class Pages {
@@ -323,6 +329,7 @@ std::string probe_read(int64_t bytes, int threads, double seconds, int repetitio
     };
     std::vector<Place> places(static_cast<size_t>(threads));
     constexpr int64_t kWords = kChunk / static_cast<int64_t>(sizeof(uint64_t));
+    const SumWords sum_words = choose_sum();
     const int64_t words = part / static_cast<int64_t>(sizeof(uint64_t));
     // Word i of a thread's part holds i + 1, so the sum of a chunk is known.
     const auto read_chunk = [&](int thread) {
