@@ -129,6 +129,8 @@ def test_neighbours_are_reported(tiny: Path) -> None:
         (("--temperature", "-1"), 2, "--temperature"),
         (("--top-p", "2"), 2, "--top-p"),
         (("--output", "/nowhere/at/all.json"), 2, "--output"),
+        (("--kv-tokens", "1024"), 2, "--kv-tokens"),
+        (("--prompt-len", "1000000000000"), 1, "prompt_len"),
         (("--prompt-len", "60"), 1, "prompt_len"),
     ],
 )
