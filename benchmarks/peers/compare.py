@@ -94,7 +94,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--precision", nargs="+", default=["auto", "int8"], help="Shoal's")
     parser.add_argument("--only", nargs="+", choices=[rival.name for rival in RIVALS], help="only these rivals")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds for one contender's round")
+    parser.add_argument(
+        "--limit", type=float, default=600.0, help="seconds for one round, waiting under --under included"
+    )
     parser.add_argument("--under", default="", help="put this command in front of each run, such as taskset -c 0,1")
     parser.add_argument("--setup-only", action="store_true", help="install and convert, measure nothing")
     options = parser.parse_args()

@@ -18,8 +18,8 @@ BODY = LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * HEAD_DIM + 3 * HI
 HEAD = HIDDEN * VOCAB
 
 
-@pytest.mark.parametrize(("kv_dtype", "bytes_each"), [("f32", 4), ("bf16", 2)])
-def test_the_default_model_costs_what_its_sizes_say(model_path: Path, kv_dtype: str, bytes_each: int) -> None:
+@pytest.mark.parametrize(("kv_dtype", "bytes_each"), [("f32", 4), ("bf16", 2), ("int8", 1 + 4 / HEAD_DIM)])
+def test_the_default_model_costs_what_its_sizes_say(model_path: Path, kv_dtype: str, bytes_each: float) -> None:
     config = EngineConfig(kv_dtype=kv_dtype, threads=1)
     loaded = load_subject(model_path, config, Work(prompt_len=16, output_len=4), [1, 2], SamplingParams())
     cost = loaded.subject.cost

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.config import ISAS, KV_DTYPES
 from shoal.errors import KernelError
 from shoal.kernels.native import _native, available_isas
 from shoal.perf import ceilings
@@ -70,15 +71,17 @@ def test_what_the_kernels_use_can_be_measured_here() -> None:
     from shoal.kernels.native.formats import Format
 
     for isa in available_isas():
-        assert {attention_path(isa), *(matmul_path(isa, kind) for kind in Format)} <= set(available_paths())
+        used = {attention_path(isa, kind) for kind in KV_DTYPES}
+        assert {*used, *(matmul_path(isa, kind) for kind in Format)} <= set(available_paths())
 
 
-@pytest.mark.parametrize("isa", ["amx", "avx512", "avx2", "portable"])
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa != "auto"])
 def test_every_instruction_set_has_its_paths(isa: str) -> None:
     from shoal.kernels.native.formats import Format
 
     assert matmul_path(isa, Format.Q4H).startswith("int8")
-    assert matmul_path(isa, Format.F32) == attention_path(isa)
+    assert matmul_path(isa, Format.F32) == attention_path(isa, "bf16") == attention_path(isa, "f32")
+    assert attention_path(isa, "int8").startswith("int8")
 
 
 def _scaled(value: float) -> ScaledRate:

@@ -109,5 +109,5 @@ def _cost(model: Model, config: EngineConfig, weight_bytes: int, kv_bytes: int) 
         num_layers=description.num_layers,
         num_heads=description.num_heads,
         head_dim=description.head_dim,
-        attention_path=attention_path(config.isa),
+        attention_path=attention_path(config.isa, config.kv_dtype),
     )
