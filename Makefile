@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow check fix docs build asan clean FORCE
+.PHONY: help run test test-slow check fix docs peers build asan clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ fix: $(VENV)/.tools ## apply what the linters and formatters can repair
 
 docs: $(VENV)/.tools ## write docs/cli.md from the commands' own help
 	$(BIN)/python scripts/cli_reference.py
+
+peers: $(VENV)/.tools ## compare with other engines, installed in build/peers (slow, gigabytes)
+	$(BIN)/python benchmarks/peers/compare.py $(ARGS)
 
 build: $(VENV)/.tools ## wheel and sdist in dist/, the wheel built from the sdist in a clean environment
 	$(BIN)/python -m build

@@ -1,7 +1,8 @@
 """Draws decode speed by batch size: `python benchmarks/batch_figure.py FIGURE.json FIGURE.svg`.
 
-The JSON holds a title, a note, the batch sizes and one series of tokens/s per engine (null where not measured). Plain
-SVG, so that it needs no plotting library and reads well in black and white: engines differ in tone and are labelled.
+The JSON is what `shoal bench engine --json` prints, or holds a title, a note, the batch sizes and one series of
+tokens/s per engine (null where not measured). Plain SVG, so that it needs no plotting library and reads well in black
+and white: engines differ in tone and are labelled.
 """
 
 from __future__ import annotations
@@ -15,6 +16,23 @@ from typing import Any
 WIDTH, HEIGHT = 760, 340
 LEFT, RIGHT, TOP, BOTTOM = 60, 20, 64, 64
 TONES = ("#1b5e7d", "#b9c4c9", "#7d5a1b")
+
+
+def from_record(record: dict[str, Any]) -> dict[str, Any]:
+    """The figure of one run of the benchmark."""
+    machine = record["machine"]
+    return {
+        "title": f"Decode tokens per second, {record['model']['name']}",
+        "note": f"{record['date'][:10]}, {machine['cores']} cores of {machine['cpu']}, {record['prompt_len']} + "
+        f"{record['output_len']} tokens a sequence",
+        "batches": [item["batch"] for item in record["results"]],
+        "series": [
+            {
+                "name": f"Shoal, {record['precision']}",
+                "tokens_per_s": [round(item["decode_tokens_per_s"]) for item in record["results"]],
+            }
+        ],
+    }
 
 
 def draw(data: dict[str, Any]) -> str:
@@ -62,4 +80,5 @@ def draw(data: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(draw(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))), encoding="utf-8")
+    given = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    Path(sys.argv[2]).write_text(draw(from_record(given) if "results" in given else given), encoding="utf-8")

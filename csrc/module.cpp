@@ -10,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "cpu_features.h"
+#include "probes.h"
 #include "program.h"
 
 namespace nb = nanobind;
@@ -49,6 +50,21 @@ struct SamplingArrays {
     Vector<int32_t> banned_ids;
     Vector<int32_t> history;
 };
+
+std::pair<std::string, std::vector<double>> probe_compute(const std::string& path, int threads, double seconds,
+                                                          int repetitions) {
+    std::vector<double> rates;
+    nb::gil_scoped_release release;
+    std::string error = shoal::probe_compute(path, threads, seconds, repetitions, &rates);
+    return {error, rates};
+}
+
+std::pair<std::string, std::vector<double>> probe_read(int64_t bytes, int threads, double seconds, int repetitions) {
+    std::vector<double> rates;
+    nb::gil_scoped_release release;
+    std::string error = shoal::probe_read(bytes, threads, seconds, repetitions, &rates);
+    return {error, rates};
+}
 
 // Ranges of every record inside the flat arrays, and room for the alternatives.
 std::string check_sampling(const SamplingArrays& s, size_t samples, size_t room) {
@@ -227,6 +243,9 @@ class NativeProgram {
 NB_MODULE(_native, m) {
     m.doc() = "Shoal's native kernels";
     m.def("available_isas", &available_isas, "Instruction sets this processor can run, best first.");
+    m.def("probe_paths", &shoal::probe_paths, "Arithmetic paths this processor can run.");
+    m.def("probe_compute", &probe_compute, "path"_a, "threads"_a, "seconds"_a, "repetitions"_a);
+    m.def("probe_read", &probe_read, "bytes"_a, "threads"_a, "seconds"_a, "repetitions"_a);
     nb::class_<NativeProgram>(m, "Program")
         .def(nb::init<const std::string&, int, int, int, int, int, int, int, int, int, int, int, int,
                       const std::string&>(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,16 +37,24 @@ def reference() -> str:
     from shoal.cli.app import make_app
 
     app = make_app()
-    commands: list[str] = list(getattr(typer.main.get_command(app), "commands", {}))
-    sections = [f"## {' '.join(['shoal', *path])}\n\n```text\n{text}\n```\n" for path, text in _helps(app, commands)]
+    paths = _paths(typer.main.get_command(app))
+    sections = [f"## {' '.join(['shoal', *path])}\n\n```text\n{text}\n```\n" for path, text in _helps(app, paths)]
     return "\n".join([HEADER, *sections])
 
 
-def _helps(app: typer.Typer, commands: list[str]) -> Iterator[tuple[list[str], str]]:
+def _paths(command: object, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """A command and, if it is a group, everything below it."""
+    yield above
+    members: dict[str, object] = getattr(command, "commands", {})
+    for name, member in members.items():
+        yield from _paths(member, (*above, name))
+
+
+def _helps(app: typer.Typer, paths: Iterable[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], str]]:
     from typer.testing import CliRunner
 
     runner = CliRunner()
-    for path in [[], *([name] for name in commands)]:
+    for path in paths:
         result = runner.invoke(app, [*path, "--help"], prog_name="shoal")
         if result.exit_code != 0:
             raise RuntimeError(f"{path}: --help exits with {result.exit_code}: {result.output}")

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.bench import make_bench_app
 from shoal.cli.console import INTERRUPTED, guarded
 
 # Name, module and function, in the order of --help.
@@ -49,6 +50,7 @@ def make_app() -> typer.Typer:
     app.callback()(_root)
     for name, module, function in _COMMANDS:
         app.command(name)(guarded(getattr(import_module(module), function)))
+    app.add_typer(make_bench_app(), name="bench")
     return app
 
 

@@ -77,9 +77,14 @@ _SAMPLING_FLAGS: Mapping[str, Any] = {
 
 def takes_engine_options(command: Command) -> Command:
     """Put the engine's flags in the place of the command's ``engine`` parameter."""
+    return takes_some_engine_options(*_ENGINE_FLAGS)(command)
+
+
+def takes_some_engine_options(*names: str) -> Callable[[Command], Command]:
+    """The same with these flags only; the other options have their defaults."""
     defaults = {item.name: item.default for item in fields(EngineConfig)}
-    flags = {name: (annotation, defaults[name]) for name, annotation in _ENGINE_FLAGS.items()}
-    return _in_place_of("engine", flags, command, _engine_config)
+    flags = {name: (_ENGINE_FLAGS[name], defaults[name]) for name in names}
+    return lambda command: _in_place_of("engine", flags, command, _engine_config)
 
 
 def takes_sampling_options(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Command], Command]:

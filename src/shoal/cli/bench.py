@@ -1,0 +1,20 @@
+"""``shoal bench``: the measuring commands."""
+
+from __future__ import annotations
+
+import typer
+
+from shoal.cli.bench_engine import engine
+from shoal.cli.console import guarded
+
+
+def make_bench_app() -> typer.Typer:
+    """The group."""
+    app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+    app.callback()(bench)
+    app.command("engine")(guarded(engine))
+    return app
+
+
+def bench() -> None:
+    """Measure how fast Shoal is here, and how fast it could be."""
