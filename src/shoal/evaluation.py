@@ -72,29 +72,58 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Quality:
     """Score a text by both. ``precise`` is the float32 path; ``progress`` gets (windows done, windows in all)."""
+    return evaluate_all(
+        precise, [scheme], token_ids, window=window, run_in=run_in, max_windows=max_windows, progress=progress
+    )[0]
+
+
+def evaluate_all(
+    precise: Scorer,
+    schemes: Sequence[Scorer],
+    token_ids: Sequence[int],
+    *,
+    window: int = WINDOW,
+    run_in: int = RUN_IN,
+    max_windows: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Quality]:
+    """Score a text by several, all against one run of ``precise``; in the order of ``schemes``."""
     pieces = list(windows(token_ids, window, run_in))[:max_windows]
-    precise_loss = scheme_loss = divergence = 0.0
-    agree = count = 0
+    precise_loss, count = 0.0, 0
+    sums = [_Sums() for _ in schemes]
     for done, piece in enumerate(pieces):
         # Logits at position i predict token i + 1.
         rows = slice(run_in - 1, len(piece) - 1)
         targets = np.array(piece[run_in:], dtype=np.intp)
         wanted = _log_softmax(precise.logits(piece)[rows])
-        found = _log_softmax(scheme.logits(piece)[rows])
+        probable = np.exp(wanted)
+        best = wanted.argmax(axis=1)
         index = np.arange(len(targets))
         precise_loss -= float(wanted[index, targets].sum(dtype=np.float64))
-        scheme_loss -= float(found[index, targets].sum(dtype=np.float64))
-        divergence += float((np.exp(wanted) * (wanted - found)).sum(dtype=np.float64))
-        agree += int((wanted.argmax(axis=1) == found.argmax(axis=1)).sum())
         count += len(targets)
+        for scheme, total in zip(schemes, sums, strict=True):
+            found = _log_softmax(scheme.logits(piece)[rows])
+            total.loss -= float(found[index, targets].sum(dtype=np.float64))
+            total.divergence += float((probable * (wanted - found)).sum(dtype=np.float64))
+            total.agree += int((best == found.argmax(axis=1)).sum())
         progress(done + 1, len(pieces))
-    return Quality(
-        perplexity=math.exp(scheme_loss / count),
-        reference_perplexity=math.exp(precise_loss / count),
-        kl=divergence / count,
-        top1=agree / count,
-        tokens=count,
-    )
+    return [
+        Quality(
+            perplexity=math.exp(total.loss / count),
+            reference_perplexity=math.exp(precise_loss / count),
+            kl=total.divergence / count,
+            top1=total.agree / count,
+            tokens=count,
+        )
+        for total in sums
+    ]
+
+
+@dataclass(slots=True)
+class _Sums:
+    loss: float = 0.0
+    divergence: float = 0.0
+    agree: int = 0
 
 
 def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
