@@ -172,7 +172,8 @@ struct AttentionArgs {
     int64_t score_stride;  // >= tokens rounded up to 16
 };
 
-constexpr int kMaxQueries = 12;   // query vectors of one attention unit
+constexpr int kMaxQueries = 12;   // query vectors of one part of attention
+constexpr int kMaxParts = 4;      // KV heads of one call
 constexpr int kMaxHeadDim = 512;  // padded
 
 // The kernels of one instruction set. All sets compute the same bits, the same operations in the same order, but for
@@ -184,7 +185,7 @@ struct KernelTable {
     void (*convert)(const float* x, int64_t begin, int64_t end, const RowForms& forms);
     void (*silu_mul)(const float* gate, const float* up, int64_t begin, int64_t end, float* out);
     void (*rope_and_cache)(const CacheGeometry&, const RopeArgs&);
-    void (*attention)(const CacheGeometry&, const AttentionArgs&);
+    void (*attention)(const CacheGeometry&, const AttentionArgs* parts, int count);
     SampleRowFunction* sample_row;
     int64_t panels_per_unit;  // panels the linear kernel likes to take together
 };

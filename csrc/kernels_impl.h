@@ -849,55 +849,73 @@ inline void value_sums(const CacheGeometry& cache, const AttentionArgs& args, co
     }
 }
 
-void attention(const CacheGeometry& cache, const AttentionArgs& args) {
-    Query queries[kMaxQueries];
-    alignas(64) int8_t q8[kMaxQueries][kMaxHeadDim];
-    int count = 0;
+// The query vectors of one part, in the order row, head.
+struct Queries {
+    Query each[kMaxQueries];
+    int count;
+};
+
+inline void gather_queries(const CacheGeometry& cache, const AttentionArgs& args, int8_t (*q8)[kMaxHeadDim],
+                           Queries* out) {
+    out->count = 0;
     for (int32_t row = 0; row < args.rows; ++row) {
         for (int32_t head = args.head_begin; head < args.head_end; ++head) {
-            Query& query = queries[count];
+            int8_t* levels = q8[out->count];
+            Query& query = out->each[out->count++];
             query = {args.query + row * args.query_stride + int64_t(head) * cache.padded_dim,
                      args.out + row * args.out_stride + int64_t(head) * cache.head_dim,
                      args.position + row,
-                     q8[count],
+                     levels,
                      0.0f,
                      0};
             if (cache.type == CacheType::I8) {
-                const RowScale scale = quantize_row(query.vector, cache.padded_dim, q8[count]);
+                const RowScale scale = quantize_row(query.vector, cache.padded_dim, levels);
                 query.scale = scale.scale;
                 query.biased_start = -128 * scale.sum;
             }
-            ++count;
         }
     }
-    const int64_t tiles = (args.position + args.rows - 1) / kLanes + 1;
+}
+
+// `parts` are of the same rows and differ in their KV head. Their keys are read together, tile by tile, because the
+// heads of a block lie side by side.
+void attention(const CacheGeometry& cache, const AttentionArgs* parts, int count) {
+    Queries queries[kMaxParts];
+    alignas(64) int8_t q8[kMaxParts][kMaxQueries][kMaxHeadDim];
+    for (int p = 0; p < count; ++p) gather_queries(cache, parts[p], q8[p], &queries[p]);
+    const int64_t tiles = (parts[0].position + parts[0].rows - 1) / kLanes + 1;
     const int64_t per_block = cache.tiles_per_block();
-    const F scale = f_set1(args.scale);
     const int64_t bytes = cache.tile_bytes();
-    const auto key_tile = [&](int64_t t) {
-        return args.layer + cache.key_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
+    const auto key_tile = [&](int p, int64_t t) {
+        return parts[p].layer + cache.key_tile(parts[p].block_table[t / per_block], parts[p].kv_head, t % per_block);
     };
     for (int64_t t = 0; t < tiles; ++t) {
-        // The cache is scattered over memory in pieces too short for the hardware's own prefetcher.
-        if (t + kTilesAhead < tiles) {
-            const uint8_t* next = key_tile(t + kTilesAhead);
-            for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(next + i, 0, 3);
+        for (int p = 0; p < count; ++p) {
+            // The cache is scattered over memory in pieces too short for the hardware's own prefetcher.
+            if (t + kTilesAhead < tiles) {
+                const uint8_t* next = key_tile(p, t + kTilesAhead);
+                for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(next + i, 0, 3);
+            }
+            const uint8_t* key = key_tile(p, t);
+            const uint8_t* value = key + cache.half_bytes();
+            for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(value + i, 0, 2);
+            score_tiles<kScoreQueries>(cache, key, queries[p].each, queries[p].count, f_set1(parts[p].scale),
+                                       parts[p].scores + t * kLanes, parts[p].score_stride);
         }
-        const uint8_t* value =
-            args.layer + cache.value_tile(args.block_table[t / per_block], args.kv_head, t % per_block);
-        for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(value + i, 0, 2);
-        score_tiles<kScoreQueries>(cache, key_tile(t), queries, count, scale, args.scores + t * kLanes,
-                                   args.score_stride);
     }
-    float sums[kMaxQueries];
-    for (int q = 0; q < count; ++q) {
-        sums[q] = softmax(queries[q], tiles, args.scores + q * args.score_stride);
-    }
-    if (cache.type == CacheType::I8) {
-        quantize_weights(cache, args, count, tiles);
-        value_sums<std::min(kValueQueries, 3)>(cache, args, queries, count, tiles, args.scores, sums);
-    } else {
-        value_sums<kValueQueries>(cache, args, queries, count, tiles, args.scores, sums);
+    for (int p = 0; p < count; ++p) {
+        const AttentionArgs& args = parts[p];
+        const int n = queries[p].count;
+        float sums[kMaxQueries];
+        for (int q = 0; q < n; ++q) {
+            sums[q] = softmax(queries[p].each[q], tiles, args.scores + q * args.score_stride);
+        }
+        if (cache.type == CacheType::I8) {
+            quantize_weights(cache, args, n, tiles);
+            value_sums<std::min(kValueQueries, 3)>(cache, args, queries[p].each, n, tiles, args.scores, sums);
+        } else {
+            value_sums<kValueQueries>(cache, args, queries[p].each, n, tiles, args.scores, sums);
+        }
     }
 }
 

@@ -413,7 +413,7 @@ std::string Program::seal(int32_t logits) {
     const int64_t tokens = round_up(shape_.max_context, kLanes) + kLanes;
     for (int32_t i = 0; i < shape_.threads; ++i) {
         auto scratch = std::make_unique<ThreadScratch>();
-        if (!scratch->scores.allocate(kMaxQueries * tokens * 4) ||
+        if (!scratch->scores.allocate(kMaxParts * kMaxQueries * tokens * 4) ||
             !scratch->row.allocate(round_up(widest, kLanes) * 4) ||
             !scratch->panels.allocate(linear_scratch_bytes(widest)) ||
             !scratch->sample_memory.allocate(static_cast<int64_t>(sample_scratch_bytes(shape_.vocab)))) {
@@ -446,6 +446,11 @@ void Program::prepare_tiles() {
     // Few tiles: spread the heads of a group over the threads instead.
     const int64_t units = static_cast<int64_t>(tiles_.size()) * shape_.cache.num_kv_heads * least_splits;
     if (units < 4 * shape_.threads) head_splits_ = group;
+    // Many tiles: a unit reads the keys of several heads, which lie side by side in a block.
+    heads_together_ = 1;
+    if (least_splits == 1 && static_cast<int32_t>(tiles_.size()) >= 4 * shape_.threads) {
+        heads_together_ = std::min(shape_.cache.num_kv_heads, kMaxParts);
+    }
 }
 
 std::string Program::run(const StepView& step) {
@@ -510,7 +515,7 @@ int64_t Program::units(int64_t phase) const {
     const Op& op = ops_[static_cast<size_t>(phase)];
     if (op.kind == OpKind::Sample) return step_.params ? step_.samples : 0;
     if (op.kind == OpKind::Attention) {
-        return static_cast<int64_t>(tiles_.size()) * shape_.cache.num_kv_heads * head_splits_;
+        return static_cast<int64_t>(tiles_.size()) * attention_units_per_tile();
     }
     if (op.kind == OpKind::Linear) {
         if (rows_of(buffers_[static_cast<size_t>(op.out)]) == 0) return 0;
@@ -636,16 +641,38 @@ void Program::run_linear(const Op& op, int64_t unit, int thread) {
 }
 
 void Program::run_attention(const Op& op, int64_t unit, int thread) {
+    const int32_t kv_heads = shape_.cache.num_kv_heads;
+    const int64_t per_tile = attention_units_per_tile();
+    const Tile& tile = tiles_[static_cast<size_t>(unit / per_tile)];
+    const int32_t place = static_cast<int32_t>(unit % per_tile);
+    AttentionArgs parts[kMaxParts];
+    int count = 0;
+    if (heads_together_ > 1) {
+        const int32_t begin = place * heads_together_, end = std::min(kv_heads, begin + heads_together_);
+        for (int32_t head = begin; head < end; ++head, ++count) {
+            parts[count] = attention_part(op, tile, head, 0, thread, count);
+        }
+    } else {
+        parts[count++] = attention_part(op, tile, place / head_splits_, place % head_splits_, thread, 0);
+        if (parts[0].head_begin == parts[0].head_end) return;
+    }
+    kernels_->attention(shape_.cache, parts, count);
+    if (!op.fuse_forms) return;
+    const Buffer& out = buffers_[static_cast<size_t>(op.out)];
+    for (int32_t r = 0; r < tile.rows; ++r) {
+        kernels_->convert(out.f32 + (tile.row + r) * out.stride, int64_t(parts[0].head_begin) * shape_.cache.head_dim,
+                          int64_t(parts[count - 1].head_end) * shape_.cache.head_dim, forms(out, tile.row + r, false));
+    }
+}
+
+// One KV head's share of a unit: one split of its query heads. `place` is its own area of the thread's scores.
+AttentionArgs Program::attention_part(const Op& op, const Tile& tile, int32_t kv_head, int32_t split, int thread,
+                                      int place) const {
     const CacheGeometry& cache = shape_.cache;
     const int32_t group = shape_.num_heads / cache.num_kv_heads;
-    const int64_t per_tile = int64_t(cache.num_kv_heads) * head_splits_;
-    const Tile& tile = tiles_[static_cast<size_t>(unit / per_tile)];
-    const int32_t kv_head = static_cast<int32_t>(unit % per_tile / head_splits_);
-    const int32_t split = static_cast<int32_t>(unit % head_splits_);
     const int32_t heads = (group + head_splits_ - 1) / head_splits_;
     const Buffer& query = buffers_[static_cast<size_t>(op.in)];
     const Buffer& out = buffers_[static_cast<size_t>(op.out)];
-    ThreadScratch& scratch = *scratch_[static_cast<size_t>(thread)];
     AttentionArgs args{};
     args.layer = cache_.data() + op.layer * cache.layer_bytes();
     args.block_table = step_.block_tables + tile.sequence * step_.table_stride;
@@ -658,16 +685,16 @@ void Program::run_attention(const Op& op, int64_t unit, int thread) {
     args.kv_head = kv_head;
     args.head_begin = kv_head * group + std::min(group, split * heads);
     args.head_end = kv_head * group + std::min(group, (split + 1) * heads);
-    if (args.head_begin == args.head_end) return;
     args.scale = op.scale;
-    args.scores = reinterpret_cast<float*>(scratch.scores.data());
     args.score_stride = round_up(args.position + args.rows, kLanes);
-    kernels_->attention(cache, args);
-    if (!op.fuse_forms) return;
-    for (int32_t r = 0; r < tile.rows; ++r) {
-        kernels_->convert(out.f32 + (tile.row + r) * out.stride, int64_t(args.head_begin) * cache.head_dim,
-                          int64_t(args.head_end) * cache.head_dim, forms(out, tile.row + r, false));
-    }
+    args.scores = reinterpret_cast<float*>(scratch_[static_cast<size_t>(thread)]->scores.data()) +
+                  place * kMaxQueries * args.score_stride;
+    return args;
+}
+
+int64_t Program::attention_units_per_tile() const {
+    const int64_t kv_heads = shape_.cache.num_kv_heads;
+    return heads_together_ > 1 ? (kv_heads + heads_together_ - 1) / heads_together_ : kv_heads * head_splits_;
 }
 
 }  // namespace shoal

@@ -157,6 +157,9 @@ class Program final : private PhaseWork {
     void run_rows(const Op& op, int64_t begin, int64_t end, int thread);
     void run_linear(const Op& op, int64_t unit, int thread);
     void run_attention(const Op& op, int64_t unit, int thread);
+    AttentionArgs attention_part(const Op& op, const Tile& tile, int32_t kv_head, int32_t split, int thread,
+                                 int place) const;
+    int64_t attention_units_per_tile() const;
     int64_t rows_per_unit(const Op& op) const;
     int64_t panels_per_unit(const Op& op) const;
 
@@ -176,7 +179,8 @@ class Program final : private PhaseWork {
     StepView step_{};
     std::vector<Tile> tiles_;
     std::vector<int32_t> row_sequence_;
-    int32_t head_splits_ = 1;
+    int32_t head_splits_ = 1;     // parts of a KV head's query heads
+    int32_t heads_together_ = 1;  // KV heads of one unit
     int64_t times_[kNumOpKinds] = {};
     int64_t phase_began_ = 0;
     ThreadTeam team_;

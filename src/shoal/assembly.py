@@ -170,7 +170,7 @@ def resolve_config(model: Model, config: EngineConfig) -> tuple[EngineConfig, tu
 
 
 def kv_bytes_per_token(description: ModelDescription, kv_dtype: str) -> int:
-    """Bytes that one token takes in the cache, over all layers; head dimensions are padded to 16, 8 bits have a scale."""
+    """Bytes that one token takes in the cache, over all layers: heads padded to 16 dimensions, scales included."""
     padded = -(-description.head_dim // 16) * 16
     per_head = {"f32": 4 * padded, "bf16": 2 * padded, "int8": padded + 4}[kv_dtype]
     return 2 * description.num_layers * description.num_kv_heads * per_head

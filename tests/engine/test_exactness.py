@@ -30,23 +30,25 @@ def run(path: Path, config: EngineConfig, count: int) -> Report:
 
 @pytest.mark.parametrize("isa", available_isas())
 @pytest.mark.parametrize(
-    ("name", "precision"),
+    ("name", "precision", "kv_dtype"),
     [
-        ("llama-gguf/tiny-llama.Q4_1.gguf", "f32"),
-        ("llama-gguf/tiny-llama.Q4_1.gguf", "bf16"),
-        ("llama-gguf/tiny-llama.Q4_1.gguf", "native"),
-        ("llama-k-gguf/tiny-llama-k.Q4_K_M.gguf", "native"),
+        ("llama-gguf/tiny-llama.Q4_1.gguf", "f32", "f32"),
+        ("llama-gguf/tiny-llama.Q4_1.gguf", "bf16", "bf16"),
+        ("llama-gguf/tiny-llama.Q4_1.gguf", "int8", "int8"),
+        ("llama-gguf/tiny-llama.Q4_1.gguf", "native", "bf16"),
+        ("llama-k-gguf/tiny-llama-k.Q4_K_M.gguf", "int4", "int8"),
     ],
 )
-def test_tiny_models(name: str, precision: str, isa: str) -> None:
-    report = run(TINY / name, EngineConfig(precision=precision, isa=isa), 16)
+def test_tiny_models(name: str, precision: str, kv_dtype: str, isa: str) -> None:
+    report = run(TINY / name, EngineConfig(precision=precision, kv_dtype=kv_dtype, isa=isa), 16)
     assert report.mismatches == 0
     assert report.ok, [item.name for item in report.variants if not item.exercised]
 
 
 @pytest.mark.model
-def test_the_default_model(model_path: Path) -> None:
-    report = run(model_path, EngineConfig(), 64)
+@pytest.mark.parametrize("precision", ["auto", "int8", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_the_default_model(model_path: Path, precision: str) -> None:
+    report = run(model_path, EngineConfig(precision=precision), 64)
     assert report.requests == 64
     assert report.comparisons >= 64 * 8
     assert report.mismatches == 0

@@ -93,6 +93,8 @@ def test_float32_greedy_and_prompt_logprobs(golden: Path, model_path: Path) -> N
         ("native", "f32", "w4n_a8g32"),
         # Nothing was simulated with keys and values in bfloat16; 8 bits per token and head is the nearest.
         ("native", "bf16", "w4n_a8g32_kvi8"),
+        ("native", "int8", "w4n_a8g32_kvi8"),
+        ("int4", "int8", "w4n_a8g32_kvi8"),  # a file of four bits: the same thing
     ],
 )
 def test_lower_precisions_stray_no_further_than_simulated(

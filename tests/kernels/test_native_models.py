@@ -50,12 +50,15 @@ def test_float32_agrees_with_the_golden_logits(isa: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("precision", ["bf16", "native"])
-def test_lower_precisions_agree_with_the_reference(precision: str, name: str) -> None:
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+@pytest.mark.parametrize("precision", ["bf16", "int8", "native"])
+def test_lower_precisions_agree_with_the_reference(precision: str, kv_dtype: str, name: str) -> None:
     path = TINY / name
-    native = backend(path, isa=available_isas()[0], precision=precision, kv_dtype="bf16")
+    native = backend(path, isa=available_isas()[0], precision=precision, kv_dtype=kv_dtype)
     model = describe(GGUFFile.open(path))
-    reference = ReferenceBackend(model.description, model.weights, num_blocks=16, precision=precision, kv_dtype="bf16")
+    reference = ReferenceBackend(
+        model.description, model.weights, num_blocks=16, precision=precision, kv_dtype=kv_dtype
+    )
     tokens = np.random.default_rng(4).integers(0, model.description.vocab_size, 90).tolist()
     got, wanted = native.logits(tokens), reference.logits(tokens)
     difference = np.abs(got - wanted).max(axis=1)

@@ -40,7 +40,8 @@ OPERATION_KINDS = (
 class CpuBackend:
     """Implements ``Backend`` on the native kernels.
 
-    precision: "f32", "bf16", "int8", "int4" or "native". kv_dtype: "f32", "bf16" or "int8". isa: one of ``available_isas()``.
+    precision: "f32", "bf16", "int8", "int4" or "native". kv_dtype: "f32", "bf16" or "int8". isa: one of
+    ``available_isas()``.
     max_num_seqs bounds the entries of a plan, token_budget its rows.
     """
 
