@@ -92,6 +92,14 @@ def test_the_table_says_what_binds_at_each_batch(tiny: Path) -> None:
     assert "scheduling" in done.stdout
 
 
+def test_a_batch_that_thins_out_is_told(tiny: Path) -> None:
+    thin = bench(tiny, "--batch", "4", "--prompt-len", "32", "--output-len", "3", "--token-budget", "32")
+    assert thin.exit_code == 0, thin.output
+    assert "sequences a decode step on average" in thin.stdout
+    full = bench(tiny, "--batch", "4")
+    assert "on average" not in full.stdout
+
+
 def test_mixed_loads_and_other_sampling_run(tiny: Path) -> None:
     done = bench(tiny, "--batch", "2", "--mixed", "--temperature", "1", "--top-p", "0.9", "--json")
     assert done.exit_code == 0, done.output

@@ -92,8 +92,8 @@ def _check_memory(work: Work, batches: Sequence[int], block_size: int, per_token
 def _cost(model: Model, config: EngineConfig, weight_bytes: int, kv_bytes: int) -> ModelCost:
     description, weights = model
 
-    def matrix(weight: WeightTensor) -> Matrix:
-        path = matmul_path(config.isa, choose_format(weight, config.precision))
+    def matrix(weight: WeightTensor, *, head: bool = False) -> Matrix:
+        path = matmul_path(config.isa, choose_format(weight, config.precision, head=head))
         return Matrix(weight.shape[0], weight.shape[1], path)
 
     body = [
@@ -103,7 +103,7 @@ def _cost(model: Model, config: EngineConfig, weight_bytes: int, kv_bytes: int) 
     ]
     return model_cost(
         body=body,
-        head=matrix(weights.output),
+        head=matrix(weights.output, head=True),
         weight_bytes=weight_bytes,
         kv_bytes_per_token=kv_bytes,
         num_layers=description.num_layers,

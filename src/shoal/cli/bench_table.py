@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shoal.bench.engine import EngineReport
     from shoal.bench.summary import BatchFigures, PhaseFigures
 
+_FULL = 0.9  # of the batch; below it a step's mean batch is told
 _LEAST_SHOWN = 0.005  # of a step; smaller parts are shown together
 
 
@@ -108,10 +109,13 @@ def _binding(figures: BatchFigures, *, mixed: bool) -> str:
     work = f"{phase.step_bytes / 1e6:.1f} MB and {phase.step_ops / 1e9:.2f} Gop"
     by = "reading memory" if phase.bound_by == MEMORY else f"arithmetic ({phase.bound_by})"
     least = phase.step_ms_mean * phase.ceiling_fraction
-    return (
+    line = (
         f"batch {figures.batch}: bound by {by}: a {kind} of {work} can take {least:.2f} ms, took "
         f"{phase.step_ms_mean:.2f} ms"
     )
+    if phase.mean_batch < _FULL * figures.batch:  # say, short outputs that end before the last prompt is in
+        line += f"; {phase.mean_batch:.1f} sequences a {kind} on average"
+    return line
 
 
 def _against_limit(phase: PhaseFigures) -> tuple[str, str, str]:
