@@ -26,6 +26,7 @@ from shoal.engine.messages import Chunk
 from shoal.engine.request import Limits, resolve
 from shoal.engine.start import scheduler_config
 from shoal.errors import EngineError
+from shoal.grammar.vocabulary import Vocabulary
 from shoal.metrics.timeline import RequestTimeline
 from shoal.text.chat_template import ChatTemplate
 from shoal.text.tokenizer import Tokenizer, TokenizerSpec
@@ -132,6 +133,7 @@ def make_loaded(
         choose=None if tokens is None else choose,
         avoid=frozenset(range(128, VOCAB)),
         faults=faults,
+        vocabulary=lambda: Vocabulary(byte_tokenizer().plain_bytes(), byte_tokenizer().encode_fragment),
     )
     backend.gate = gate
     backend.on_step = on_step
