@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from shoal.core.block_pool import NO_PREFIX, BlockPool, Match
 from shoal.core.errors import InternalError
-from shoal.core.plan import CacheShape, EntryResult, StepEntry, StepPlan, StepResult, TokenDelta, TokenLogprobs
 from shoal.core.params import SamplingParams
+from shoal.core.plan import CacheShape, EntryResult, StepEntry, StepPlan, StepResult, TokenDelta, TokenLogprobs
 from shoal.core.policy import POLICIES
 from shoal.core.request import FinishReason, Request
 from shoal.core.sequence import Sequence, State
@@ -438,9 +438,8 @@ class Scheduler:
         for taken, token in enumerate(outcome.token_ids, start=1):
             generated = sequence.num_generated
             sequence.tokens.append(token)
-            if token in request.stop_ids and generated >= request.params.min_tokens:
-                finish = FinishReason.STOP
-            elif outcome.ended and taken == count:
+            stopped = token in request.stop_ids and generated >= request.params.min_tokens
+            if stopped or (outcome.ended and taken == count):
                 finish = FinishReason.STOP
             elif generated + 1 >= request.max_tokens:
                 finish = FinishReason.LENGTH

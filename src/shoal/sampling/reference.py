@@ -103,7 +103,7 @@ def ids_outside(batch: SamplingBatch, row: int, vocab: int) -> bool:
 
 
 def adjust(logits: NDArray[np.float32], batch: SamplingBatch, row: int) -> NDArray[np.float32]:
-    """Logits after penalties, bias, bans and mask. What is impossible stays impossible; nothing overflows to infinity."""
+    """Logits after penalties, bias, bans and mask. What is impossible stays so; nothing overflows to infinity."""
     params = batch.rows[row]
     adjusted = logits.astype(np.float32)
     history, num_prompt = _part(batch, row, "history"), int(params["num_prompt"])
