@@ -35,7 +35,12 @@ EOS = 256
 VOCAB = 257
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 _ANYTHING = Limits(
-    context_length=2**31 - 1, vocab_size=VOCAB, pool_tokens=2**31 - 1, max_waiting=2**31 - 1, eos_ids=frozenset({EOS})
+    context_length=2**31 - 1,
+    vocab_size=VOCAB,
+    pool_tokens=2**31 - 1,
+    max_waiting=2**31 - 1,
+    eos_ids=frozenset({EOS}),
+    check_grammar=lambda spec: None,
 )
 WAIT_S = 60  # only a broken test ever waits so long
 

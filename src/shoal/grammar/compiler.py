@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from numpy.typing import NDArray
 
 from shoal.core.grammar import GrammarKind, GrammarSpec
@@ -116,7 +116,8 @@ def _grammar(spec: GrammarSpec) -> str:
                 spec.text, overrides={"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "lenient": False}
             )
         case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(spec.text)
+            # Classes are ASCII: who writes \d in a format means 0 to 9.
+            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(spec.text, 'dws')}/")
         case GrammarKind.LARK:
             return LLMatcher.grammar_from_lark(spec.text)
 
