@@ -141,7 +141,8 @@ class NativeProgram {
             return "sampling: the alternatives' arrays have the wrong shape";
         }
         if (results.size() != samples * sizeof(shoal::SampleResult)) return "sampling: one result per sample row";
-        if (std::string error = check_sampling(sampling, samples, top_ids.shape(1), vocab_); !error.empty()) return error;
+        if (std::string error = check_sampling(sampling, samples, top_ids.shape(1), vocab_); !error.empty())
+            return error;
         view.params = reinterpret_cast<const shoal::SampleParams*>(params.data());
         view.arrays = {bias_ids.data(), bias_values.data(), banned_ids.data(),
                        history.data(),  masks.data(),       static_cast<int64_t>(masks.shape(1))};
@@ -244,8 +245,8 @@ NB_MODULE(_native, m) {
         .def("gather", &NativeProgram::gather, "input"_a, "out"_a)
         .def("seal", &NativeProgram::seal, "logits"_a)
         .def("step", &NativeProgram::step, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a,
-             "sample_rows"_a, "params"_a, "bias_ids"_a, "bias_values"_a, "banned_ids"_a, "history"_a, "masks"_a, "results"_a,
-             "top_ids"_a, "top_logprobs"_a)
+             "sample_rows"_a, "params"_a, "bias_ids"_a, "bias_values"_a, "banned_ids"_a, "history"_a, "masks"_a,
+             "results"_a, "top_ids"_a, "top_logprobs"_a)
         .def("logits", &NativeProgram::logits, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a,
              "sample_rows"_a, "out"_a)
         .def("last_times", &NativeProgram::last_times)
