@@ -49,6 +49,7 @@ struct SamplingArrays {
     Vector<float> bias_values;
     Vector<int32_t> banned_ids;
     Vector<int32_t> history;
+    Matrix<uint32_t> masks;
 };
 
 std::pair<std::string, std::vector<double>> probe_compute(const std::string& path, int threads, double seconds,
@@ -67,7 +68,7 @@ std::pair<std::string, std::vector<double>> probe_read(int64_t bytes, int thread
 }
 
 // Ranges of every record inside the flat arrays, and room for the alternatives.
-std::string check_sampling(const SamplingArrays& s, size_t samples, size_t room) {
+std::string check_sampling(const SamplingArrays& s, size_t samples, size_t room, int64_t vocab) {
     if (s.params.size() != samples * sizeof(shoal::SampleParams)) return "sampling: one record per sample row";
     if (s.bias_ids.size() != s.bias_values.size()) return "sampling: bias ids and values differ in length";
     const auto inside = [](int32_t start, int32_t count, size_t size) {
@@ -83,6 +84,9 @@ std::string check_sampling(const SamplingArrays& s, size_t samples, size_t room)
         }
         if (p.num_logprobs > 0 && static_cast<size_t>(p.num_logprobs) > room)
             return "sampling: too little room for alternatives";
+        if (p.mask < 0 || static_cast<size_t>(p.mask) > s.masks.shape(0)) return "sampling: no such mask";
+        if (p.mask > 0 && static_cast<int64_t>(s.masks.shape(1)) * 32 < vocab)
+            return "sampling: masks are narrower than the vocabulary";
     }
     return {};
 }
@@ -141,21 +145,23 @@ class NativeProgram {
     std::string step(Vector<int32_t> token_ids, Vector<int32_t> positions, Vector<int32_t> row_starts,
                      Matrix<int32_t> block_tables, Vector<int32_t> sample_rows, Vector<uint8_t> params,
                      Vector<int32_t> bias_ids, Vector<float> bias_values, Vector<int32_t> banned_ids,
-                     Vector<int32_t> history, OutVector<uint8_t> results, OutMatrix<int32_t> top_ids,
-                     OutMatrix<float> top_logprobs) {
+                     Vector<int32_t> history, Matrix<uint32_t> masks, OutVector<uint8_t> results,
+                     OutMatrix<int32_t> top_ids, OutMatrix<float> top_logprobs) {
         shoal::StepView view{};
         if (std::string error = fill(view, token_ids, positions, row_starts, block_tables, sample_rows); !error.empty())
             return error;
         const size_t samples = sample_rows.size();
-        const SamplingArrays sampling{params, bias_ids, bias_values, banned_ids, history};
+        const SamplingArrays sampling{params, bias_ids, bias_values, banned_ids, history, masks};
         if (top_ids.shape(0) < samples || top_logprobs.shape(0) < samples ||
             top_ids.shape(1) != top_logprobs.shape(1)) {
             return "sampling: the alternatives' arrays have the wrong shape";
         }
         if (results.size() != samples * sizeof(shoal::SampleResult)) return "sampling: one result per sample row";
-        if (std::string error = check_sampling(sampling, samples, top_ids.shape(1)); !error.empty()) return error;
+        if (std::string error = check_sampling(sampling, samples, top_ids.shape(1), vocab_); !error.empty())
+            return error;
         view.params = reinterpret_cast<const shoal::SampleParams*>(params.data());
-        view.arrays = {bias_ids.data(), bias_values.data(), banned_ids.data(), history.data()};
+        view.arrays = {bias_ids.data(), bias_values.data(), banned_ids.data(),
+                       history.data(),  masks.data(),       static_cast<int64_t>(masks.shape(1))};
         view.results = reinterpret_cast<shoal::SampleResult*>(results.data());
         view.top_ids = top_ids.data();
         view.top_logprobs = top_logprobs.data();
@@ -266,8 +272,8 @@ NB_MODULE(_native, m) {
         .def("gather", &NativeProgram::gather, "input"_a, "out"_a)
         .def("seal", &NativeProgram::seal, "logits"_a)
         .def("step", &NativeProgram::step, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a,
-             "sample_rows"_a, "params"_a, "bias_ids"_a, "bias_values"_a, "banned_ids"_a, "history"_a, "results"_a,
-             "top_ids"_a, "top_logprobs"_a)
+             "sample_rows"_a, "params"_a, "bias_ids"_a, "bias_values"_a, "banned_ids"_a, "history"_a, "masks"_a,
+             "results"_a, "top_ids"_a, "top_logprobs"_a)
         .def("logits", &NativeProgram::logits, "token_ids"_a, "positions"_a, "row_starts"_a, "block_tables"_a,
              "sample_rows"_a, "out"_a)
         .def("last_times", &NativeProgram::last_times)

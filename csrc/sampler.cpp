@@ -438,6 +438,17 @@ void penalize(float* z, const SampleParams& p, const int32_t* history, int32_t* 
     }
 }
 
+// Tokens whose bit is clear become impossible. Grammars allow nearly all tokens or very few, so whole words are common.
+void apply_mask(float* z, int n, const uint32_t* words) {
+    for (int begin = 0; begin < n; begin += 32) {
+        const uint32_t word = words[begin / 32];
+        if (word == ~0u) continue;
+        const int length = n - begin < 32 ? n - begin : 32;
+        float* row = z + begin;
+        for (int i = 0; i < length; ++i) row[i] = (word >> i & 1u) != 0 ? row[i] : -kInfinity;
+    }
+}
+
 inline void finish(const SampleOutput& output, int token, SampleStatus status) {
     output.result->token = token;
     output.result->status = static_cast<int32_t>(status);
@@ -478,7 +489,7 @@ void sample_row(const float* logits, int vocab, const SampleParams& p, const Sam
 
     const float* z = logits;
     Scan best = raw;
-    if (p.history_count > 0 || p.bias_count > 0 || p.banned_count > 0) {
+    if (p.history_count > 0 || p.bias_count > 0 || p.banned_count > 0 || p.mask > 0) {
         const int32_t* bias_ids = arrays.bias_ids + p.bias_start;
         const int32_t* banned = arrays.banned_ids + p.banned_start;
         const int32_t* history = arrays.history + p.history_start;
@@ -494,6 +505,7 @@ void sample_row(const float* logits, int vocab, const SampleParams& p, const Sam
             if (v != -kInfinity) v = clamp(v + arrays.bias_values[p.bias_start + i]);
         }
         for (int i = 0; i < p.banned_count; ++i) adjusted[banned[i]] = -kInfinity;
+        if (p.mask > 0) apply_mask(adjusted, vocab, arrays.masks + (p.mask - 1) * arrays.mask_words);
         best = scan(adjusted, vocab, scratch);
         if (best.max == -kInfinity) return finish(output, -1, SampleStatus::no_candidate);
         z = adjusted;

@@ -1,4 +1,4 @@
-// Choosing one token from one row of logits: penalties, bias, bans, temperature, truncation, inverse CDF.
+// Choosing one token from one row of logits: penalties, bias, bans, masks, temperature, truncation, inverse CDF.
 //
 // What is computed, in what order, and which ties go where is written in docs/decisions/0006-sampling.md and, as
 // plain NumPy, in src/shoal/sampling/reference.py. One row is one call on one thread; rows share nothing, so a row's
@@ -32,7 +32,7 @@ struct SampleParams {
     int32_t history_start;
     int32_t history_count;
     int32_t num_prompt;  // so many of the history are the prompt's
-    int32_t reserved;    // 0
+    int32_t mask;        // 0: every token may be chosen; k: those in row k - 1 of the masks
 };
 
 static_assert(offsetof(SampleParams, temperature) == 0 && offsetof(SampleParams, top_k) == 4);
@@ -43,7 +43,7 @@ static_assert(offsetof(SampleParams, seed) == 32 && offsetof(SampleParams, posit
 static_assert(offsetof(SampleParams, bias_start) == 48 && offsetof(SampleParams, bias_count) == 52);
 static_assert(offsetof(SampleParams, banned_start) == 56 && offsetof(SampleParams, banned_count) == 60);
 static_assert(offsetof(SampleParams, history_start) == 64 && offsetof(SampleParams, history_count) == 68);
-static_assert(offsetof(SampleParams, num_prompt) == 72 && offsetof(SampleParams, reserved) == 76);
+static_assert(offsetof(SampleParams, num_prompt) == 72 && offsetof(SampleParams, mask) == 76);
 static_assert(sizeof(SampleParams) == 80);
 
 // Shared by the rows of a step. The caller has checked that every row's ranges lie inside.
@@ -52,6 +52,8 @@ struct SampleArrays {
     const float* bias_values;
     const int32_t* banned_ids;
     const int32_t* history;
+    const uint32_t* masks;  // [rows][mask_words], bit i % 32 of word i / 32 for token i; set: allowed
+    int64_t mask_words;     // at least vocab / 32, rounded up
 };
 
 enum class SampleStatus : int32_t {

@@ -17,6 +17,7 @@ from shoal.backends.cpu import CpuBackend
 from shoal.backends.memory import available_memory
 from shoal.config import EngineConfig, cache_folder
 from shoal.errors import ConfigError, KernelError
+from shoal.grammar.vocabulary import LoadVocabulary, Vocabulary
 from shoal.kernels.native import available_isas, choose_isa
 from shoal.kernels.native.formats import Format, choose_format
 from shoal.kernels.ops import WeightTensor
@@ -68,7 +69,7 @@ def load_model(
         text = pool.submit(_load_text, file)
         found = describe(file)
         resolved, decisions = resolve_config(found, config or EngineConfig())
-        backend = build_backend(found, resolved)
+        backend = build_backend(found, resolved, lambda: _vocabulary(text.result()[0]))
         tokenizer, template = text.result()
     return LoadedModel(
         name=str(model),
@@ -92,8 +93,8 @@ def open_model(
     return found, resolve_config(found, config)[0], file
 
 
-def build_backend(model: Model, config: EngineConfig) -> CpuBackend:
-    """The backend of a resolved configuration (see ``resolve_config``)."""
+def build_backend(model: Model, config: EngineConfig, vocabulary: LoadVocabulary | None = None) -> CpuBackend:
+    """The backend of a resolved configuration (see ``resolve_config``); without a vocabulary it refuses constraints."""
     if config.threads is None or config.kv_tokens is None or config.context_length is None:
         raise ConfigError("config", "must be resolved first")
     return CpuBackend(
@@ -108,6 +109,7 @@ def build_backend(model: Model, config: EngineConfig) -> CpuBackend:
         context_length=config.context_length,
         max_num_seqs=config.max_num_seqs,
         token_budget=config.token_budget,
+        vocabulary=vocabulary,
     )
 
 
@@ -223,6 +225,10 @@ def _load_text(file: GGUFFile) -> tuple[Tokenizer, ChatTemplate | None]:
         eos_token=_token_text(tokenizer, tokenizer.eos_id),
         control_texts=tokenizer.control_texts,
     )
+
+
+def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary(tokenizer.plain_bytes(), tokenizer.encode_fragment)
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:

@@ -282,3 +282,34 @@ def test_an_unknown_command_is_wrong_usage(shell: Shell) -> None:
     done = shell("swim")
     assert done.exit_code == 2
     assert "swim" in done.stderr
+
+
+def test_a_schema_file_holds_the_answer(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"enum": ["yes", "no"]}')
+    result = shell("generate", "really?", "--json-schema", str(file))
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) in ("yes", "no")
+
+
+def test_a_grammar_file_and_a_regex_hold_the_answer(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "answer.lark"
+    file.write_text('start: "yes" | "no"')
+    assert shell("generate", "really?", "--grammar", str(file)).stdout.strip() in ("yes", "no")
+    assert shell("generate", "really?", "--regex", "a{3}b").stdout.strip() == "aaab"
+
+
+@pytest.mark.parametrize("flag", ["--json-schema", "--grammar"])
+def test_a_file_that_cannot_be_read_names_its_flag(shell: Shell, tmp_path: Path, flag: str) -> None:
+    (tmp_path / "broken").write_bytes(b"\xff{")
+    for name in ("missing", "broken"):
+        result = shell("generate", "hi", flag, str(tmp_path / name))
+        assert result.exit_code == 2
+        assert flag in result.output
+
+
+def test_lines_of_a_prompts_file_may_be_constrained(shell: Shell) -> None:
+    line = json.dumps({"prompt": "x", "regex": "[0-9]{4}"})
+    result = shell("run", "-", "--output", "-", stdin=line + "\n")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout.splitlines()[0])["completions"][0]["text"].isdigit()

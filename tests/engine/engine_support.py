@@ -26,6 +26,7 @@ from shoal.engine.messages import Chunk
 from shoal.engine.request import Limits, resolve
 from shoal.engine.start import scheduler_config
 from shoal.errors import EngineError
+from shoal.grammar.vocabulary import Vocabulary
 from shoal.metrics.timeline import RequestTimeline
 from shoal.text.chat_template import ChatTemplate
 from shoal.text.tokenizer import Tokenizer, TokenizerSpec
@@ -34,7 +35,12 @@ EOS = 256
 VOCAB = 257
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 _ANYTHING = Limits(
-    context_length=2**31 - 1, vocab_size=VOCAB, pool_tokens=2**31 - 1, max_waiting=2**31 - 1, eos_ids=frozenset({EOS})
+    context_length=2**31 - 1,
+    vocab_size=VOCAB,
+    pool_tokens=2**31 - 1,
+    max_waiting=2**31 - 1,
+    eos_ids=frozenset({EOS}),
+    check_grammar=lambda spec: None,
 )
 WAIT_S = 60  # only a broken test ever waits so long
 
@@ -132,6 +138,7 @@ def make_loaded(
         choose=None if tokens is None else choose,
         avoid=frozenset(range(128, VOCAB)),
         faults=faults,
+        vocabulary=lambda: Vocabulary(byte_tokenizer().plain_bytes(), byte_tokenizer().encode_fragment),
     )
     backend.gate = gate
     backend.on_step = on_step

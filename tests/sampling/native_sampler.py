@@ -72,6 +72,8 @@ class NativeSampler:
             _pointer(batch.bias_values),
             _pointer(batch.banned_ids),
             _pointer(batch.history),
+            _pointer(batch.masks),
+            ctypes.c_int64(batch.masks.shape[1]),
             _pointer(sampled.results),
             _pointer(sampled.top_ids),
             _pointer(sampled.top_logprobs),

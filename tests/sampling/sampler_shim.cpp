@@ -9,11 +9,11 @@ extern "C" {
 
 void shim_sample_rows(const float* logits, int rows, int vocab, const shoal::SampleParams* params,
                       const int32_t* bias_ids, const float* bias_values, const int32_t* banned_ids,
-                      const int32_t* history, shoal::SampleResult* results, int32_t* top_ids, float* top_logprobs,
+                      const int32_t* history, const uint32_t* masks, int64_t mask_words, shoal::SampleResult* results, int32_t* top_ids, float* top_logprobs,
                       int top_stride) {
     void* memory = std::aligned_alloc(64, shoal::sample_scratch_bytes(vocab));
     shoal::SampleScratch scratch = shoal::sample_scratch(memory, vocab);
-    const shoal::SampleArrays arrays{bias_ids, bias_values, banned_ids, history};
+    const shoal::SampleArrays arrays{bias_ids, bias_values, banned_ids, history, masks, mask_words};
     for (int r = 0; r < rows; ++r) {
         const int64_t top = int64_t{r} * top_stride;
         const shoal::SampleOutput output{results + r, top_ids + top, top_logprobs + top};
@@ -36,7 +36,7 @@ void shim_params_layout(int64_t* out) {
         offsetof(P, repetition),    offsetof(P, presence),      offsetof(P, frequency),    offsetof(P, num_logprobs),
         offsetof(P, seed),          offsetof(P, position),      offsetof(P, bias_start),   offsetof(P, bias_count),
         offsetof(P, banned_start),  offsetof(P, banned_count),  offsetof(P, history_start), offsetof(P, history_count),
-        offsetof(P, num_prompt),    offsetof(P, reserved),      sizeof(P),
+        offsetof(P, num_prompt),    offsetof(P, mask),      sizeof(P),
     };
     for (const size_t offset : offsets) *out++ = static_cast<int64_t>(offset);
 }

@@ -451,3 +451,49 @@ def tokens_of(native: NativeSampler | None, logits: NDArray[np.float32], params:
 
 def test_ranking_prefers_the_lower_id() -> None:
     assert ranking(np.array([1.0, 2.0, -INF, 2.0, 1.0], np.float32)).tolist() == [1, 3, 0, 4, 2]
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=rows(), share=st.sampled_from([0.0, 0.001, 0.3, 0.999, 1.0]), seed=st.integers(0, 2**32))
+def test_masks_agree_with_the_twin_and_hold(
+    samplers: dict[str, NativeSampler],
+    case: tuple[NDArray[np.float32], list[StepEntry]],
+    share: float,
+    seed: int,
+) -> None:
+    logits, entries = case
+    entries = [item._replace(seq_id=number) for number, item in enumerate(entries)]
+    vocab = logits.shape[1]
+    rng = np.random.default_rng(seed)
+    allowed = rng.random((len(entries), vocab)) < share
+    words = np.zeros((len(entries), 32 * (vocab // 32 + 1)), np.bool_)
+    words[:, :vocab] = allowed
+    words[:, vocab:] = True  # bits behind the vocabulary mean nothing
+    masks = np.packbits(words, axis=1, bitorder="little").view("<u4").astype(np.uint32)
+    masked = {number: number for number in range(0, len(entries), 2)}  # every second row is free
+    batch = pack(entries, masks, masked)
+    results = {isa: native(logits, batch) for isa, native in samplers.items()}
+    check(logits, batch, results["portable"])
+    free = samplers["portable"](logits, pack(entries))
+    for row, result in enumerate(results["portable"].results):
+        if row not in masked:
+            assert result.tobytes() == free.results[row].tobytes()
+        elif result["status"] == SampleStatus.OK:
+            assert allowed[row, result["token"]]
+    for sampled in results.values():
+        assert_same_bits(sampled, results["portable"])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0, 50.0])
+def test_a_masked_favourite_is_never_chosen(native: NativeSampler, temperature: float) -> None:
+    logits = np.full((200, 40), -20.0, np.float32)
+    logits[:, 7] = 100.0
+    logits[:, 33] = 0.0
+    batch = repeated(SamplingParams(temperature=temperature, logit_bias={7: 100.0}, logprobs=1), 200)
+    everything_else = np.array([[~(1 << 7) & 0xFFFFFFFF, 0xFFFFFFFF]], np.uint32)
+    rows_masked = batch.rows.copy()
+    rows_masked["mask"] = 1
+    sampled = native(logits, replace(batch, rows=rows_masked, masks=everything_else))
+    assert 7 not in sampled.results["token"]
+    # Log-probabilities are the model's own: the forbidden token is still the most likely one.
+    assert set(sampled.top_ids[:, 0].tolist()) == {7}

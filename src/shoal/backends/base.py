@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from shoal.core.grammar import GrammarSpec
 from shoal.core.plan import CacheShape, StepPlan, StepResult
 
 
@@ -33,6 +34,13 @@ class Backend(Protocol):
         """Run one step.
 
         A fault of one entry is its ``EntryResult.error``; an exception condemns no entry in particular.
+        """
+        ...
+
+    def check_grammar(self, spec: GrammarSpec) -> None:
+        """InvalidRequestError, naming the spec's field, for a constraint that cannot be honoured.
+
+        Called from any thread, before a request that holds it is queued.
         """
         ...
 

@@ -12,8 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.backends.step_arrays import StepArrays
+from shoal.core.grammar import GrammarSpec
 from shoal.core.plan import CacheShape, EntryResult, StepPlan, StepResult
 from shoal.errors import EngineClosedError, KernelError
+from shoal.grammar.compiler import GrammarCompiler
+from shoal.grammar.states import GrammarStates
+from shoal.grammar.vocabulary import LoadVocabulary
 from shoal.kernels.native import _native
 from shoal.kernels.native.recorder import NativeOps
 from shoal.models.dequantize import dequantize
@@ -42,7 +46,8 @@ class CpuBackend:
 
     precision: "f32", "bf16", "int8", "int4" or "native". kv_dtype: "f32", "bf16" or "int8". isa: one of
     ``available_isas()``.
-    max_num_seqs bounds the entries of a plan, token_budget its rows.
+    max_num_seqs bounds the entries of a plan, token_budget its rows. vocabulary: for constraints; without one they
+    are refused.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class CpuBackend:
         context_length: int,
         max_num_seqs: int,
         token_budget: int,
+        vocabulary: LoadVocabulary | None = None,
     ) -> None:
         self._model = model
         self._context_length = context_length
@@ -93,6 +99,7 @@ class CpuBackend:
         self._program: _native.Program | None = program
         self._arrays = StepArrays(block_size)
         self._packer = SamplingPacker()
+        self._grammars = GrammarStates(vocabulary and GrammarCompiler(vocabulary, model.vocab_size), threads=threads)
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -128,7 +135,8 @@ class CpuBackend:
         """Run one step natively. KernelError if the plan does not fit what the program was built for."""
         program = self._open()
         inputs, sampling = self._arrays.to_step_inputs(plan)
-        batch = self._packer.pack(plan.entries)
+        masks = self._grammars.masks(plan.entries)
+        batch = self._packer.pack(plan.entries, masks.bits, masks.rows)
         sampled = SampledRows.empty(batch)
         error = program.step(
             inputs.token_ids,
@@ -141,6 +149,7 @@ class CpuBackend:
             batch.bias_values,
             batch.banned_ids,
             batch.history,
+            batch.masks,
             sampled.results.view(np.uint8),
             sampled.top_ids,
             sampled.top_logprobs,
@@ -149,13 +158,18 @@ class CpuBackend:
             raise KernelError(error)
         results = [EntryResult()] * len(plan.entries)
         for index, result in zip(sampling, entry_results(batch, sampled), strict=True):
-            results[index] = result
+            results[index] = self._grammars.take(plan.entries[index], result, masks)
         return StepResult(tuple(results))
+
+    def check_grammar(self, spec: GrammarSpec) -> None:
+        """Compile a constraint, or refuse it."""
+        self._grammars.check(spec)
 
     def forget(self, seq_id: int) -> None:
         """Drop what is kept for a sequence."""
         self._arrays.forget(seq_id)
         self._packer.forget(seq_id)
+        self._grammars.forget(seq_id)
 
     def close(self) -> None:
         """Stop the threads and free all memory."""

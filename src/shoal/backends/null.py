@@ -18,12 +18,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.grammar import GrammarSpec
 from shoal.core.plan import CacheShape, EntryResult, StepEntry, StepPlan, StepResult, TokenLogprobs
 from shoal.errors import EngineClosedError, KernelError
+from shoal.grammar.compiler import GrammarCompiler
+from shoal.grammar.states import GrammarStates, StepMasks
+from shoal.grammar.vocabulary import LoadVocabulary
+from shoal.sampling.reference import allowed
 
 _MASK = (1 << 64) - 1
 _EMPTY = 0
 _FAKE_LOGPROB_STEP = 0.5
+_CLOSING = frozenset(b'"}]')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,8 @@ class NullBackend:
 
     seed: another seed, other texts.
     choose: gives the next token of an entry in place of the built-in choice (to script a text).
-    avoid: tokens that the built-in choice never takes (say, the end of sequence).
+    avoid: tokens that the built-in choice never takes in a free text (say, the end of sequence).
+    vocabulary: for constraints; without one they are refused.
     faults: see ``Fault``.
     duration: seconds that a step is to take, passed to ``sleep``.
     """
@@ -76,6 +83,7 @@ class NullBackend:
         seed: int = 0,
         choose: Callable[[StepEntry], int] | None = None,
         avoid: frozenset[int] = frozenset(),
+        vocabulary: LoadVocabulary | None = None,
         faults: tuple[Fault, ...] = (),
         duration: Callable[[StepPlan], float] | None = None,
         sleep: Callable[[float], None] | None = None,
@@ -97,6 +105,9 @@ class NullBackend:
         self._slots: NDArray[np.uint64] = np.full(cache_shape.num_tokens, _EMPTY, dtype=np.uint64)
         self._past: dict[int, _Past] = {}
         self._closed = False
+        self._grammars = GrammarStates(vocabulary and GrammarCompiler(vocabulary, vocab_size))
+        self._vocabulary = vocabulary
+        self._closers: NDArray[np.bool_] | None = None
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -125,9 +136,14 @@ class NullBackend:
             self._sleep(self._duration(plan))
         return StepResult(tuple(self._run(entry) for entry in plan.entries))
 
+    def check_grammar(self, spec: GrammarSpec) -> None:
+        """Compile a constraint, or refuse it."""
+        self._grammars.check(spec)
+
     def forget(self, seq_id: int) -> None:
         """Drop the sequence's past; unknown ids are ignored."""
         self._past.pop(seq_id, None)
+        self._grammars.forget(seq_id)
 
     def close(self) -> None:
         """Refuse further steps."""
@@ -143,12 +159,16 @@ class NullBackend:
         self._compute(entry, past)
         if not entry.samples:
             return EntryResult()
-        token = self._next_token(entry)
+        masks = self._grammars.masks((entry,))
+        token = self._next_token(entry, masks)
+        if token is None:
+            return self._grammars.take(entry, EntryResult(error="no token is possible"), masks)
         end = entry.start + len(entry.token_ids)
         del past.tokens[end:]  # a step run again gives its token again
         past.tokens.append(token)
         wanted = entry.request.params.logprobs
-        return EntryResult((token,), () if wanted is None else (self._logprobs(token, wanted),))
+        result = EntryResult((token,), () if wanted is None else (self._logprobs(token, wanted),))
+        return self._grammars.take(entry, result, masks)
 
     def _fires(self, entry: StepEntry, kind: str) -> str | None:
         for number, fault in enumerate(self._faults):
@@ -248,15 +268,19 @@ class NullBackend:
 
     # What it gives back.
 
-    def _next_token(self, entry: StepEntry) -> int:
-        if self._choose is not None:
-            return self._choose(entry)
+    def _next_token(self, entry: StepEntry, masks: StepMasks) -> int | None:
+        row = masks.rows.get(entry.seq_id)
+        chosen = None if self._choose is None else self._choose(entry)
+        if row is None and chosen is not None:
+            return chosen
         request = entry.request
         stream = self._seed
         if not request.params.greedy:
             stream = _mix(_mix(stream, request.seed & _MASK), entry.index)
         state = _mix(_mix(stream, entry.start + len(entry.token_ids)), entry.token_ids[-1])
         early = entry.num_generated < request.params.min_tokens
+        if row is not None:
+            return self._constrained(masks.bits[row], chosen, request.stop_ids, state, early=early)
         barred = self._avoid | request.stop_ids if early else self._avoid
         token = state % self._vocab_size
         for _ in range(self._vocab_size):
@@ -264,6 +288,29 @@ class NullBackend:
                 return token
             token = (token + 1) % self._vocab_size
         raise _wrong(entry, "min_tokens and avoid leave no token to choose")
+
+    def _constrained(
+        self, mask: NDArray[np.uint32], chosen: int | None, stop_ids: frozenset[int], state: int, *, early: bool
+    ) -> int | None:
+        """One of the allowed tokens, or None; half of the time one that brings the text closer to its end."""
+        possible = allowed(mask, self._vocab_size)
+        stops = np.zeros(self._vocab_size, np.bool_)
+        stops[list(stop_ids)] = True
+        if early:
+            possible &= ~stops
+        if chosen is not None and possible[chosen]:
+            return chosen
+        ending = possible & (self._closing() | stops)
+        ids = np.flatnonzero(ending if state & 1 and ending.any() else possible)
+        return int(ids[(state >> 1) % len(ids)]) if len(ids) else None
+
+    def _closing(self) -> NDArray[np.bool_]:
+        """Tokens that may close a string, a list or an object."""
+        if self._closers is None:
+            tokens = () if self._vocabulary is None else self._vocabulary().tokens
+            self._closers = np.zeros(self._vocab_size, np.bool_)
+            self._closers[[index for index, text in enumerate(tokens) if _CLOSING & set(text)]] = True
+        return self._closers
 
     def _logprobs(self, token: int, wanted: int) -> TokenLogprobs:
         """The chosen token first, then its successors, each less likely by half a unit."""

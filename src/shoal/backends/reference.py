@@ -8,8 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.backends.step_arrays import StepArrays
+from shoal.core.grammar import GrammarSpec
 from shoal.core.plan import CacheShape, EntryResult, StepPlan, StepResult
 from shoal.errors import ConfigError, EngineClosedError
+from shoal.grammar.compiler import GrammarCompiler
+from shoal.grammar.states import GrammarStates
+from shoal.grammar.vocabulary import LoadVocabulary
 from shoal.kernels.ops import StepInputs
 from shoal.kernels.reference import FloatArray, ReferenceCache, ReferenceOps, ReferenceWeights
 from shoal.models.dequantize import dequantize
@@ -27,6 +31,7 @@ class ReferenceBackend:
 
     precision: "f32", "bf16" or "native", as ``kernels.reference`` defines them.
     kv_dtype: "f32" or "bf16"; None is f32 for precision f32, else bf16.
+    vocabulary: for constraints; without one they are refused.
     """
 
     def __init__(
@@ -38,6 +43,7 @@ class ReferenceBackend:
         block_size: int = 16,
         precision: str = "f32",
         kv_dtype: str | None = None,
+        vocabulary: LoadVocabulary | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ConfigError("num_blocks", f"needs at least one block of one token, got {num_blocks} of {block_size}")
@@ -55,6 +61,7 @@ class ReferenceBackend:
         self._cache: ReferenceCache | None = self._new_cache(num_blocks)
         self._arrays = StepArrays(block_size)
         self._packer = SamplingPacker()
+        self._grammars = GrammarStates(vocabulary and GrammarCompiler(vocabulary, model.vocab_size))
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -77,16 +84,22 @@ class ReferenceBackend:
             raise EngineClosedError("the reference backend was closed")
         inputs, sampling = self._arrays.to_step_inputs(plan)
         logits = self._forward(inputs, self._cache)
-        batch = self._packer.pack(plan.entries)
+        masks = self._grammars.masks(plan.entries)
+        batch = self._packer.pack(plan.entries, masks.bits, masks.rows)
         results = [EntryResult()] * len(plan.entries)
         for index, result in zip(sampling, entry_results(batch, sample_rows(logits, batch)), strict=True):
-            results[index] = result
+            results[index] = self._grammars.take(plan.entries[index], result, masks)
         return StepResult(tuple(results))
+
+    def check_grammar(self, spec: GrammarSpec) -> None:
+        """Compile a constraint, or refuse it."""
+        self._grammars.check(spec)
 
     def forget(self, seq_id: int) -> None:
         """Drop the sequence's block table and sampling state."""
         self._arrays.forget(seq_id)
         self._packer.forget(seq_id)
+        self._grammars.forget(seq_id)
 
     def close(self) -> None:
         """Free the cache and the expanded weights."""

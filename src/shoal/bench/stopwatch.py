@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shoal.backends.base import Backend
+from shoal.core.grammar import GrammarSpec
 from shoal.core.plan import CacheShape, StepPlan, StepResult, TokenDelta
 from shoal.core.scheduler import Scheduler, SchedulerConfig
 from shoal.engine.messages import Chunk
@@ -135,6 +136,10 @@ class TimedBackend:
         watch.plan = plan
         watch.kernels = self._kernel_times()
         return result
+
+    def check_grammar(self, spec: GrammarSpec) -> None:
+        """See ``Backend``."""
+        self._backend.check_grammar(spec)
 
     def forget(self, seq_id: int) -> None:
         """See ``Backend``."""

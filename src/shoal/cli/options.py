@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,8 +38,8 @@ def _engine(kind: Any, help_text: str, *, metavar: str | None = None, flag: str 
     return Annotated[kind, typer.Option(*names, help=help_text, metavar=metavar, rich_help_panel=_ENGINE_PANEL)]
 
 
-def _sampling(kind: Any, help_text: str) -> Any:
-    return Annotated[kind, typer.Option(help=help_text, rich_help_panel=_SAMPLING_PANEL)]
+def _sampling(kind: Any, help_text: str, *, metavar: str | None = None) -> Any:
+    return Annotated[kind, typer.Option(help=help_text, metavar=metavar, rich_help_panel=_SAMPLING_PANEL)]
 
 
 _ENGINE_FLAGS: Mapping[str, Any] = {
@@ -72,6 +74,9 @@ _SAMPLING_FLAGS: Mapping[str, Any] = {
     "ignore_eos": _sampling(bool | None, "Do not stop at the end-of-sequence token."),
     "logprobs": _sampling(int | None, "Log-probabilities: of the chosen token and so many alternatives."),
     "n": _sampling(int | None, "Completions per prompt."),
+    "json_schema": _sampling(Path | None, "File of a JSON schema that the text must fit.", metavar="FILE"),
+    "regex": _sampling(str | None, "Regular expression that the whole text must match."),
+    "grammar": _sampling(Path | None, "File of a grammar, in Lark's syntax, for the text.", metavar="FILE"),
 }
 
 
@@ -128,6 +133,13 @@ def _engine_config(values: dict[str, Any]) -> EngineConfig:
 
 def _sampling_values(values: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in values.items() if value is not None}
+    if (schema := given.pop("json_schema", None)) is not None:
+        given["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "file", "schema": _json_file(schema)},
+        }
+    if (grammar := given.pop("grammar", None)) is not None:
+        given["grammar"] = _text_file("grammar", grammar)
     try:
         SamplingParams.from_mapping(given)
     except InvalidRequestError as error:
@@ -135,5 +147,20 @@ def _sampling_values(values: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _json_file(path: Path) -> Any:
+    try:
+        return json.loads(_text_file("json_schema", path))
+    except (ValueError, RecursionError) as error:
+        raise _bad_flag("json_schema", f"{path} is not JSON: {error}") from None
+
+
+def _text_file(field: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad_flag(field, f"cannot read {path}: {error}") from None
+
+
 def _bad_flag(field: str, message: str) -> typer.BadParameter:
-    return typer.BadParameter(message, param_hint=f"--{field.replace('_', '-')}")
+    flag = "json_schema" if field.startswith("response_format") else field
+    return typer.BadParameter(message, param_hint=f"--{flag.replace('_', '-')}")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from shoal.core.params import SamplingParams
+from shoal.core.params import SamplingParams, parameter_names
 from shoal.errors import InvalidRequestError, ShoalError
 
 _OWN_FIELDS = ("id", "messages", "prompt")
-_PARAMETERS = frozenset(item.name for item in fields(SamplingParams))
+_PARAMETERS = parameter_names()
 _TEMPLATE_FIELDS = ("role", "content")
 
 

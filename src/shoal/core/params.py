@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from shoal.core.grammar import GrammarSpec, choose_constraint
 from shoal.errors import InvalidRequestError
 
 MAX_STOP_STRINGS = 64
@@ -44,6 +45,9 @@ class SamplingParams:
     stop_token_ids: token ids that end the output; they are not part of its text.
     ignore_eos: the end-of-sequence token is a token like any other.
     n: number of independent completions of the prompt, which is computed once.
+    response_format: OpenAI's: the text is JSON of any kind, or fits a JSON schema.
+    regex: a regular expression that the whole text matches.
+    grammar: a grammar in Lark's syntax, or a ready ``GrammarSpec``. At most one of these three constrains the text.
     """
 
     temperature: float = 1.0
@@ -62,6 +66,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     n: int = 1
+    response_format: Mapping[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | GrammarSpec | None = None
+    constraint: GrammarSpec | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, low=0.0, high=100.0)
@@ -87,6 +95,7 @@ class SamplingParams:
         ids = _token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         object.__setattr__(self, "stop_token_ids", ids)
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        object.__setattr__(self, "constraint", choose_constraint(self.response_format, self.regex, self.grammar))
 
     @property
     def greedy(self) -> bool:
@@ -101,7 +110,7 @@ class SamplingParams:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Build from a mapping of field names; an unknown name is an error that lists the known ones."""
-        known = {item.name for item in fields(cls)}
+        known = parameter_names()
         for name in values:
             if name not in known:
                 raise InvalidRequestError(str(name), f"unknown parameter; known are {', '.join(sorted(known))}")
@@ -110,6 +119,11 @@ class SamplingParams:
     def with_changes(self, **changes: Any) -> SamplingParams:
         """A validated copy with some fields replaced."""
         return replace(self, **changes)
+
+
+def parameter_names() -> frozenset[str]:
+    """What a caller may set."""
+    return frozenset(item.name for item in fields(SamplingParams) if item.init)
 
 
 def _number(name: str, value: object, *, low: float, high: float, low_open: bool = False) -> None:

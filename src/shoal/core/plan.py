@@ -22,7 +22,9 @@ class StepEntry(NamedTuple):
     block_table: tuple[int, ...]  # the same object from step to step until a block is added
     samples: bool  # whether the last row's logits yield a token, at position start + len(token_ids)
     num_generated: int  # tokens generated before this step
-    history: tuple[int, ...]  # prompt + generated tokens when the params need them (penalties), else ()
+    history: tuple[
+        int, ...
+    ]  # prompt + generated tokens when needed (penalties; a constraint after a recompute), else ()
 
 
 class StepPlan(NamedTuple):
@@ -47,6 +49,7 @@ class EntryResult(NamedTuple):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, or empty when not asked for
     error: str | None = None
+    ended: bool = False  # the completion's constraint allows nothing after these tokens
 
 
 class StepResult(NamedTuple):

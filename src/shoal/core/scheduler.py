@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from shoal.core.block_pool import NO_PREFIX, BlockPool, Match
 from shoal.core.errors import InternalError
+from shoal.core.params import SamplingParams
 from shoal.core.plan import CacheShape, EntryResult, StepEntry, StepPlan, StepResult, TokenDelta, TokenLogprobs
 from shoal.core.policy import POLICIES
 from shoal.core.request import FinishReason, Request
@@ -433,10 +434,12 @@ class Scheduler:
     def _take_tokens(self, sequence: Sequence, outcome: EntryResult) -> TokenDelta:
         request = sequence.request
         finish = None
+        count = len(outcome.token_ids)
         for taken, token in enumerate(outcome.token_ids, start=1):
             generated = sequence.num_generated
             sequence.tokens.append(token)
-            if token in request.stop_ids and generated >= request.params.min_tokens:
+            stopped = token in request.stop_ids and generated >= request.params.min_tokens
+            if stopped or (outcome.ended and taken == count):
                 finish = FinishReason.STOP
             elif generated + 1 >= request.max_tokens:
                 finish = FinishReason.LENGTH
@@ -502,8 +505,13 @@ def _entry(sequence: Sequence, count: int) -> StepEntry:
         sequence.block_table,
         end == len(tokens),
         len(tokens) - sequence.num_prompt,
-        tuple(tokens) if request.params.penalized else (),
+        tuple(tokens) if _needs_history(request.params, count) else (),
     )
+
+
+def _needs_history(params: SamplingParams, count: int) -> bool:
+    # A constraint is followed token by token; only after a recompute may its follower have lost its place.
+    return params.penalized or (params.constraint is not None and count > 1)
 
 
 def _require(condition: bool, message: str) -> None:

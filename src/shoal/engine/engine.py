@@ -94,6 +94,7 @@ class Engine:
             pool_tokens=shape.num_tokens,
             max_waiting=inbox.max_waiting,
             eos_ids=frozenset(tokenizer.eos_ids),
+            check_grammar=backend.check_grammar,
         )
         self._backend = backend
         self._tokenizer = tokenizer
@@ -237,7 +238,8 @@ class Engine:
         if output is None:
             output = live.texts[delta.index] = _Text(TextStream(self._tokenizer, params.stop))
         stream = output.stream
-        ends_with_stop_token = delta.finish is FinishReason.STOP
+        # A constraint that allows nothing more ends a completion too, with its last token shown.
+        ends_with_stop_token = delta.finish is FinishReason.STOP and delta.token_ids[-1] in live.request.stop_ids
         shown = delta.token_ids[:-1] if ends_with_stop_token else delta.token_ids
         parts = []
         for count, token in enumerate(shown, 1):

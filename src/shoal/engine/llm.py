@@ -29,6 +29,7 @@ from shoal.engine.prompts import Message, Prompt, Prompts, is_chat_prompt, split
 from shoal.engine.request import EmptyResult, resolve
 from shoal.engine.start import start_engine
 from shoal.errors import InvalidRequestError, RequestFailedError
+from shoal.tools.prompting import adapt_messages
 
 if TYPE_CHECKING:
     from shoal.assembly import LoadedModel
@@ -167,7 +168,7 @@ class LLM:
                 raise InvalidRequestError(
                     "messages", "this model has no chat template; give the prompt as text or token ids"
                 )
-            return self._loaded.tokenizer.encode_segments(template.render(prompt))
+            return self._loaded.tokenizer.encode_segments(template.render(adapt_messages(prompt, template.source)))
         return cast(Sequence[int], prompt)  # what the items really are is checked by resolve
 
 

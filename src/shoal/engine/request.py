@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import operator
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from shoal.core.grammar import GrammarSpec
 from shoal.core.params import SamplingParams
 from shoal.core.request import Request
 from shoal.errors import InvalidRequestError
@@ -20,6 +21,11 @@ from shoal.errors import InvalidRequestError
 _SEED_MASK = (1 << 64) - 1
 # Seeds drawn here are reported to users, often as JSON, where integers above 2**53 are not safe.
 _DRAWN_SEED_BITS = 53
+
+
+def refuse_grammar(spec: GrammarSpec) -> None:
+    """What a backend without a vocabulary says to every constraint."""
+    raise InvalidRequestError(spec.field, "this engine was started without a vocabulary, so it cannot constrain texts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,7 @@ class Limits:
     pool_tokens: tokens that the whole KV pool holds.
     max_waiting: completions that the waiting queue holds.
     eos_ids: tokens by which the model ends a text.
+    check_grammar: raises InvalidRequestError for a constraint that the backend cannot honour.
     """
 
     context_length: int
@@ -38,6 +45,7 @@ class Limits:
     pool_tokens: int
     max_waiting: int
     eos_ids: frozenset[int]
+    check_grammar: Callable[[GrammarSpec], None] = refuse_grammar
 
     @property
     def longest(self) -> int:
@@ -72,6 +80,8 @@ def resolve(
         raise InvalidRequestError(
             "n", f"{params.n} completions never fit a waiting queue of {limits.max_waiting}; raise max_waiting"
         )
+    if params.constraint is not None:
+        limits.check_grammar(params.constraint)
     max_tokens = _resolve_max_tokens(len(prompt), params, limits)
     if max_tokens == 0:
         return EmptyResult(prompt_ids=prompt, n=params.n)

@@ -30,7 +30,8 @@ def round_to_four_bits(values: NDArray[np.float32]) -> NDArray[np.float32]:
     with np.errstate(divide="ignore"):
         inverse = np.where(scale > 0, np.float32(1.0) / scale, np.float32(0.0))
     levels = np.clip(np.rint((groups - least) * inverse), np.float32(0.0), np.float32(15.0))
-    return (scale * levels + least).astype(np.float32).reshape(rows, features)
+    rounded: NDArray[np.float32] = (scale * levels + least).astype(np.float32)
+    return rounded.reshape(rows, features)
 
 
 def _to_half(values: NDArray[np.float32]) -> NDArray[np.float32]:

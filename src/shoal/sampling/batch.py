@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -41,7 +42,7 @@ SAMPLE_PARAMS = np.dtype(
         ("history_start", np.int32),
         ("history_count", np.int32),
         ("num_prompt", np.int32),  # so many of the history are the prompt's
-        ("reserved", np.int32),  # 0
+        ("mask", np.int32),  # 0: none, k: row k - 1 of the masks
     ]
 )
 
@@ -60,6 +61,8 @@ _HEAD = struct.Struct("=fifffffiQ")
 _TAIL = struct.Struct("=qiiiiiiii")
 _NO_IDS = np.zeros(0, np.int32)
 _NO_VALUES = np.zeros(0, np.float32)
+_NO_MASKS = np.zeros((0, 0), np.uint32)
+_NO_ROWS: Mapping[int, int] = MappingProxyType({})
 # Smallest normal float32: a positive double must not become 0 (which would mean something else), nor subnormal.
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -70,6 +73,7 @@ class SamplingBatch:
 
     rows: SAMPLE_PARAMS [rows].
     bias_ids, bias_values, banned_ids, history: the flat arrays that rows' ranges index.
+    masks: [masks, words]; bit i % 32 of word i / 32 says whether token i may be chosen.
     max_logprobs: the largest number of alternatives any row wants, >= 0.
     """
 
@@ -78,12 +82,15 @@ class SamplingBatch:
     bias_values: NDArray[np.float32]
     banned_ids: NDArray[np.int32]
     history: NDArray[np.int32]
+    masks: NDArray[np.uint32]
     max_logprobs: int
 
 
-def pack(entries: Sequence[StepEntry]) -> SamplingBatch:
+def pack(
+    entries: Sequence[StepEntry], masks: NDArray[np.uint32] = _NO_MASKS, mask_rows: Mapping[int, int] = _NO_ROWS
+) -> SamplingBatch:
     """The entries that sample, in order, as arrays."""
-    return SamplingPacker().pack(entries)
+    return SamplingPacker().pack(entries, masks, mask_rows)
 
 
 class SamplingPacker:
@@ -100,8 +107,16 @@ class SamplingPacker:
         """Drop what is kept for a sequence; unknown ids are ignored."""
         self._kept.pop(seq_id, None)
 
-    def pack(self, entries: Iterable[StepEntry]) -> SamplingBatch:
-        """The entries that sample, in order, as arrays."""
+    def pack(
+        self,
+        entries: Iterable[StepEntry],
+        masks: NDArray[np.uint32] = _NO_MASKS,
+        mask_rows: Mapping[int, int] = _NO_ROWS,
+    ) -> SamplingBatch:
+        """The entries that sample, in order, as arrays.
+
+        mask_rows: by sequence id, which row of ``masks`` restricts the sequence.
+        """
         records: list[bytes] = []
         bias_ids, bias_values = _Flat(_NO_IDS), _Flat(_NO_VALUES)
         banned_ids, history = _Flat(_NO_IDS), _Flat(_NO_IDS)
@@ -115,9 +130,10 @@ class SamplingPacker:
                 sequence = kept[entry.seq_id] = _Sequence(entry.request, entry.index)
             max_logprobs = max(max_logprobs, sequence.num_logprobs)
             position = entry.start + len(entry.token_ids)
+            mask = mask_rows.get(entry.seq_id, -1) + 1
             records.append(sequence.head)
             if sequence.plain:
-                records.append(_TAIL.pack(position, 0, 0, 0, 0, 0, 0, 0, 0))
+                records.append(_TAIL.pack(position, 0, 0, 0, 0, 0, 0, 0, mask))
                 continue
             bias_start, bias_count = bias_ids.add(sequence.bias_ids)
             bias_values.add(sequence.bias_values)
@@ -136,7 +152,7 @@ class SamplingPacker:
                     past_start,
                     past_count,
                     num_prompt,
-                    0,
+                    mask,
                 )
             )
         return SamplingBatch(
@@ -145,6 +161,7 @@ class SamplingPacker:
             bias_values=bias_values.joined(),
             banned_ids=banned_ids.joined(),
             history=history.joined(),
+            masks=masks,
             max_logprobs=max_logprobs,
         )
 

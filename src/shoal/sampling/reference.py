@@ -4,7 +4,7 @@ The order is fixed (docs/decisions/0006-sampling.md gives the reasons):
 
 1. log-probabilities are those of the raw logits;
 2. penalties: repetition over prompt and output, then presence and frequency over the output;
-3. bias, then bans;
+3. bias, then bans, then the mask of what a grammar allows;
 4. temperature 0 or top-k 1: the best token; otherwise divide by the temperature and
 5. keep the top-k; over what is left, keep the top-p nucleus *and* what min-p keeps;
 6. inverse CDF in order of token id, with one uniform number.
@@ -103,7 +103,7 @@ def ids_outside(batch: SamplingBatch, row: int, vocab: int) -> bool:
 
 
 def adjust(logits: NDArray[np.float32], batch: SamplingBatch, row: int) -> NDArray[np.float32]:
-    """Logits after penalties, bias and bans. What is impossible stays impossible; nothing overflows to infinity."""
+    """Logits after penalties, bias, bans and mask. What is impossible stays so; nothing overflows to infinity."""
     params = batch.rows[row]
     adjusted = logits.astype(np.float32)
     history, num_prompt = _part(batch, row, "history"), int(params["num_prompt"])
@@ -120,7 +120,15 @@ def adjust(logits: NDArray[np.float32], batch: SamplingBatch, row: int) -> NDArr
         adjusted[batch.bias_ids[start:stop]] += batch.bias_values[start:stop]
         adjusted[possible] = np.clip(adjusted[possible], -_FLOAT_MAX, _FLOAT_MAX)
     adjusted[_part(batch, row, "banned")] = -np.inf
+    if params["mask"]:
+        adjusted[~allowed(batch.masks[params["mask"] - 1], len(adjusted))] = -np.inf
     return adjusted
+
+
+def allowed(mask: NDArray[np.uint32], vocab: int) -> NDArray[np.bool_]:
+    """A packed mask as one truth value per token."""
+    bits = np.unpackbits(mask.astype("<u4").view(np.uint8), count=vocab, bitorder="little")
+    return bits.astype(np.bool_)
 
 
 def distribution(

@@ -19,7 +19,15 @@ from tokenizers.models import BPE
 
 from shoal.errors import InvalidRequestError, ModelFileError
 from shoal.text.pre_tokenizers import WHOLE_WORDS_FIRST, make_pre_tokenizer
-from shoal.text.tokenizer_spec import BYTE, CONTROL, SENTENCE_PIECE, USER_DEFINED, TokenizerSpec
+from shoal.text.tokenizer_spec import (
+    BYTE,
+    CONTROL,
+    SENTENCE_PIECE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    TokenizerSpec,
+)
 
 __all__ = ["Tokenizer", "TokenizerSpec"]
 
@@ -87,6 +95,10 @@ class Tokenizer:
             ids.append(spec.eos_id)
         return ids
 
+    def encode_fragment(self, text: str) -> list[int]:
+        """Token ids of a text from the middle of another: no begin or end tokens, no space in front."""
+        return self._encode_piece(text, False, prefix=False)
+
     def token_text(self, token_id: int) -> str:
         """The vocabulary's spelling of a token."""
         return self.spec.tokens[token_id]
@@ -102,12 +114,19 @@ class Tokenizer:
             found = self._bytes[token_id] = self._make_bytes(token_id)
         return found
 
+    def plain_bytes(self) -> tuple[bytes, ...]:
+        """Every token's bytes; empty for tokens that stand for no text: control, unknown and unused ones."""
+        types = self.spec.token_types
+        return tuple(
+            b"" if kind in (CONTROL, UNKNOWN, UNUSED) else self.token_bytes(index) for index, kind in enumerate(types)
+        )
+
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD. Control tokens are left out unless wanted."""
         wanted = (item for item in token_ids if not (skip_special and item in self._control))
         return b"".join(map(self.token_bytes, wanted)).decode("utf-8", errors="replace")
 
-    def _encode_piece(self, text: str, parse_special: bool) -> list[int]:
+    def _encode_piece(self, text: str, parse_special: bool, *, prefix: bool = True) -> list[int]:
         cut = self._cut_at_all if parse_special else self._cut_at_user_defined
         ids: list[int] = []
         # A split by a pattern with one group gives text and separators in turn.
@@ -115,12 +134,12 @@ class Tokenizer:
             if number % 2:
                 ids.append(self._special_ids[piece])
             elif piece:
-                ids += self._encode_plain(piece)
+                ids += self._encode_plain(piece, prefix)
         return ids
 
-    def _encode_plain(self, text: str) -> list[int]:
+    def _encode_plain(self, text: str, prefix: bool) -> list[int]:
         if self._sentence_piece:
-            text = (SPACE if self.spec.add_space_prefix else "") + text.replace(" ", SPACE)
+            text = (SPACE if self.spec.add_space_prefix and prefix else "") + text.replace(" ", SPACE)
         try:
             return list(self._library.encode(text, add_special_tokens=False).ids)
         except (UnicodeEncodeError, TypeError):

@@ -1,4 +1,4 @@
-from numpy import float32, int32, uint8
+from numpy import float32, int32, uint8, uint32
 from numpy.typing import NDArray
 
 def available_isas() -> list[str]: ...
@@ -51,6 +51,7 @@ class Program:
         bias_values: NDArray[float32],
         banned_ids: NDArray[int32],
         history: NDArray[int32],
+        masks: NDArray[uint32],
         results: NDArray[uint8],
         top_ids: NDArray[int32],
         top_logprobs: NDArray[float32],
