@@ -732,15 +732,16 @@ inline void quantize_weights(const CacheGeometry& cache, const AttentionArgs& ar
             float* scores = args.scores + q * args.score_stride + t * kLanes;
             const F weights = f_mul(f_load(scores), scale);
             const float top = f_reduce_max(weights);
+            // Eight bits without a sign, stored by way of the signed ones. NaN compares false and takes the multiplying
+            // branch, where it spreads into the scale.
             alignas(16) int8_t levels[kLanes];
-            // NaN compares false and takes the multiplying branch, where it spreads into the scale.
-            if (top == 0.0f)
-                i_store_s8(levels, i_zero());
-            else
-                i_store_s8(levels, f_round(f_min(f_mul(weights, f_set1(127.0f / top)), f_set1(127.0f))));
+            const F most = f_set1(255.0f), middle = f_set1(128.0f);
+            const F inverse = f_set1(top == 0.0f ? 0.0f : 255.0f / top);
+            i_store_s8(levels, f_round(f_sub(f_min(f_mul(weights, inverse), most), middle)));
             TileWeights packed;
             std::memcpy(packed.four, levels, sizeof(levels));
-            packed.scale = top / 127.0f;
+            for (int32_t& four : packed.four) four = static_cast<int32_t>(static_cast<uint32_t>(four) ^ 0x80808080u);
+            packed.scale = top / 255.0f;
             std::memcpy(scores, &packed, sizeof(packed));
         }
     }

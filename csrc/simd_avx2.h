@@ -132,11 +132,15 @@ inline I dot_biased(I acc, W w, int32_t a) {
     return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(pa, ones)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(pb, ones))};
 }
 
-// Weights are at most 127 and values within [-127, 127]: a pair's sum stays within int16.
+// Widened to 16 bits first: two products of 255 and 127 would not fit the byte instruction's sum.
+inline __m256i dot_values8(__m256i acc, __m256i v, __m256i even, __m256i odd) {
+    const __m256i first = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), second = _mm256_srai_epi16(v, 8);
+    return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(first, even), _mm256_madd_epi16(second, odd)));
+}
 inline I dot_values(I acc, W v, int32_t weights) {
-    const __m256i p = _mm256_set1_epi32(weights), ones = _mm256_set1_epi16(1);
-    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(_mm256_maddubs_epi16(p, v.a), ones)),
-            _mm256_add_epi32(acc.b, _mm256_madd_epi16(_mm256_maddubs_epi16(p, v.b), ones))};
+    const __m256i p = _mm256_set1_epi32(weights), low = _mm256_set1_epi16(0x00ff);
+    const __m256i even = _mm256_and_si256(p, low), odd = _mm256_srli_epi16(p, 8);
+    return {dot_values8(acc.a, v.a, even, odd), dot_values8(acc.b, v.b, even, odd)};
 }
 
 inline F bf16_first(W w) {

@@ -70,7 +70,7 @@ inline I dot_unsigned(I acc, W w, int32_t a) { return _mm512_dpbusd_epi32(acc, w
 inline I dot_biased_start(int32_t biased_start) { return _mm512_set1_epi32(biased_start); }
 inline I dot_biased(I acc, W w, int32_t a) { return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(a)); }
 
-// acc + sum of 4 products of weights in [0, 127] and signed values
+// acc + sum of 4 products of weights in [0, 255] and signed values
 inline I dot_values(I acc, W v, int32_t weights) { return _mm512_dpbusd_epi32(acc, _mm512_set1_epi32(weights), v); }
 
 // acc + w[1]*a[1] + w[0]*a[0] for pairs of bfloat16: products are exact in float32, each sum is rounded once.

@@ -176,10 +176,10 @@ inline I dot_unsigned(I acc, W w, int32_t a) { return dot_offset(acc, w, a, 0); 
 inline I dot_biased_start(int32_t) { return i_zero(); }
 inline I dot_biased(I acc, W w, int32_t a) { return dot_offset(acc, w, a, 128); }
 inline I dot_values(I acc, const W& v, int32_t weights) {
-    int8_t p[4];
+    uint8_t p[4];
     std::memcpy(p, &weights, 4);
     SHOAL_EACH {
-        for (int j = 0; j < 4; ++j) acc.v[i] += p[j] * static_cast<int8_t>(v.v[4 * i + j]);
+        for (int j = 0; j < 4; ++j) acc.v[i] += static_cast<int32_t>(p[j]) * static_cast<int8_t>(v.v[4 * i + j]);
     }
     return acc;
 }

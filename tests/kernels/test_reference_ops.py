@@ -191,15 +191,29 @@ def rotated_twin(head: np.ndarray, position: int, rope: RopeSpec) -> list[float]
     return out
 
 
-def attention_twin(query: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: float) -> list[float]:
+def attention_twin(
+    query: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: float, *, eight_bits: bool = False
+) -> list[float]:
     scores = [math.fsum(float(a) * float(b) for a, b in zip(query, key, strict=True)) * scale for key in keys]
     top = max(scores)
     weights = [math.exp(score - top) for score in scores]
     total = math.fsum(weights)
+    if eight_bits:
+        weights = round_weights_twin(weights, [float(np.abs(value).max()) / 127 for value in values])
     return [
         math.fsum(w * float(value[i]) for w, value in zip(weights, values, strict=True)) / total
         for i in range(values.shape[1])
     ]
+
+
+def round_weights_twin(weights: list[float], scales: list[float]) -> list[float]:
+    """Weights times their values' scales, rounded to 255 levels per 16 positions, and divided by the scales again."""
+    rounded = []
+    for start in range(0, len(weights), 16):
+        tile = [w * s for w, s in zip(weights[start : start + 16], scales[start : start + 16], strict=True)]
+        step_size = max(tile) / 255
+        rounded += [round(w / step_size) * step_size if step_size else 0.0 for w in tile]
+    return [w / s if s else 0.0 for w, s in zip(rounded, scales, strict=True)]
 
 
 def round_to_rows(x: np.ndarray) -> np.ndarray:
@@ -280,8 +294,15 @@ def test_rope_cache_and_attention(
             for head in range(heads):
                 kv = head // group
                 query = q[row].reshape(heads, dim)[head]
-                expected = attention_twin(met(query[None])[0], keys[:, kv], values[:, kv], spec.scale)
-                np.testing.assert_allclose(out[row].reshape(heads, dim)[head], expected, rtol=1e-5, atol=1e-5)
+                eight_bits = dtype == "int8"
+                expected = attention_twin(
+                    met(query[None])[0], keys[:, kv], values[:, kv], spec.scale, eight_bits=eight_bits
+                )
+                # A weight on the border of two levels may fall to either side: a level is 1/255 of the largest.
+                slack = np.abs(values[:, kv]).max() / 255 if eight_bits else 0.0
+                np.testing.assert_allclose(
+                    out[row].reshape(heads, dim)[head], expected, rtol=1e-5, atol=1e-5 + 0.6 * slack
+                )
             row += 1
     assert np.isnan(cache.keys[0]).all(), "another layer's cache was touched"
     written = sum(starts) + sum(lengths)
@@ -330,7 +351,7 @@ def test_weights_are_expanded_once() -> None:
 
 
 def test_unknown_names_and_sizes_are_refused() -> None:
-    with pytest.raises(KernelError, match="precision must be one of f32, bf16, native, got 'fp8'"):
+    with pytest.raises(KernelError, match="precision must be one of f32, bf16, int8, int4, native, got 'fp8'"):
         ReferenceWeights(dequantize_f32, "fp8")
     with pytest.raises(KernelError, match="type must be one of f32, bf16, int8, got 'int4'"):
         ReferenceCache(num_layers=1, num_blocks=1, block_size=1, num_kv_heads=1, head_dim=1, dtype="int4")

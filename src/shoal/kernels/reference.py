@@ -16,7 +16,8 @@ Five precisions, all accumulated in float32:
 
 Embeddings, norms, biases, rotation and residuals are float32 in all of them. Attention follows the cache's type, not
 the precision: it reads keys and values as they were stored, and computes in float32. An ``int8`` cache keeps each
-token's key and value of a head in 8 bits with one scale, and a query meets it rounded in the same way.
+token's key and value of a head in 8 bits with one scale, and a query meets it rounded in the same way; softmax weights,
+with the values' scales multiplied in, are rounded to 8 bits without a sign, with one scale per 16 positions.
 
 A row's result does not depend on its neighbours. Matrix products see tiles of a fixed number of rows, filled up with
 zeros, because BLAS libraries choose kernels, and with them the order of a sum, by shape; attention works row by row
@@ -48,6 +49,7 @@ KV_DTYPES = ("f32", "bf16", "int8")
 UNQUANTIZED = ("F32", "F16", "BF16")
 FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
 WIDE_GROUP = 64
+WEIGHT_TILE = 16
 
 
 class Treatment(NamedTuple):
@@ -150,6 +152,21 @@ class ReferenceCache:
         """The query [..., head_dim] as it meets this cache's keys."""
         return self.rounded(query) if self.dtype == "int8" else query
 
+    def weighing(self, weights: FloatArray, values: FloatArray) -> FloatArray:
+        """Softmax weights [kv_heads, queries, tokens] as they meet values [tokens, kv_heads, head_dim]."""
+        if self.dtype != "int8":
+            return weights
+        scales = np.abs(values).max(axis=2).T[:, None, :] / np.float32(127.0)
+        scaled = weights * scales
+        rounded = np.empty_like(scaled)
+        for start in range(0, scaled.shape[2], WEIGHT_TILE):
+            tile = scaled[:, :, start : start + WEIGHT_TILE]
+            top = tile.max(axis=2, keepdims=True)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                inverse = np.where(top > 0, np.float32(255.0) / top, np.float32(0.0))
+            rounded[:, :, start : start + WEIGHT_TILE] = np.rint(tile * inverse) * (top / np.float32(255.0))
+        return np.divide(rounded, scales, out=np.zeros_like(rounded), where=scales > 0)
+
     def write(
         self, layer: int, table: NDArray[np.int32], positions: NDArray[np.int32], keys: FloatArray, values: FloatArray
     ) -> None:
@@ -251,6 +268,7 @@ class ReferenceOps:
                 scores = (grouped @ keys[:length].transpose(1, 2, 0)) * np.float32(attention.scale)
                 weights = np.exp(scores - scores.max(axis=2, keepdims=True))
                 total = weights.sum(axis=2, keepdims=True)
+                weights = self._cache.weighing(weights, values[:length])
                 out[row] = (weights @ values[:length].transpose(1, 0, 2) / total).reshape(-1)
         return out
 
