@@ -447,12 +447,13 @@ template <int kSize> inline void quantize_group(const float* x, int8_t* q, Group
     }
     const F inverse = f_set1(127.0f / largest);
     const F limit = f_set1(127.0f), low = f_set1(-127.0f);
-    int32_t sum = 0;
+    I levels = i_zero();
     for (int i = 0; i < kVectors; ++i) {
         const I level = f_round(f_max(f_min(f_mul(v[i], inverse), limit), low));
         i_store_s8(q + kLanes * i, level);
-        sum += i_sum(level);
+        levels = i_add(levels, level);
     }
+    const int32_t sum = i_sum(levels);
     const float d = largest / 127.0f;
     *scale = {d, d * static_cast<float>(sum), -128 * sum};
 }
@@ -521,13 +522,13 @@ inline RowScale quantize_row(const float* x, int32_t width, int8_t* q) {
         return {0.0f, 0};
     }
     const F inverse = f_set1(127.0f / top), limit = f_set1(127.0f), low = f_set1(-127.0f);
-    int32_t sum = 0;
+    I levels = i_zero();
     for (int32_t i = 0; i < width; i += kLanes) {
         const I v = f_round(f_max(f_min(f_mul(f_load(x + i), inverse), limit), low));
         i_store_s8(q + i, v);
-        sum += i_sum(v);
+        levels = i_add(levels, v);
     }
-    return {top / 127.0f, sum};
+    return {top / 127.0f, i_sum(levels)};
 }
 
 // ---- rotary embedding and KV write ---------------------------------------------------------------------------------

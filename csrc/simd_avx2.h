@@ -87,6 +87,7 @@ inline void i_store_s8(int8_t* p, I v) {
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
+inline I i_add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline int32_t i_sum(I v) {
     const __m256i h = _mm256_add_epi32(v.a, v.b);
     const __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));

@@ -53,6 +53,7 @@ inline F f_scale2(F v, I n) {
 inline F f_from_half(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
 // Sixteen int32 in [-128, 127] to bytes.
 inline void i_store_s8(int8_t* p, I v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v)); }
+inline I i_add(I a, I b) { return _mm512_add_epi32(a, b); }
 inline int32_t i_sum(I v) { return _mm512_reduce_add_epi32(v); }
 
 inline W w_load(const void* p) { return _mm512_loadu_si512(p); }

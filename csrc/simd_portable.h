@@ -137,6 +137,10 @@ inline F f_from_half(const void* p) {
     return r;
 }
 inline void i_store_s8(int8_t* p, I x) { SHOAL_EACH p[i] = static_cast<int8_t>(x.v[i]); }
+inline I i_add(I x, const I& y) {
+    SHOAL_EACH x.v[i] += y.v[i];
+    return x;
+}
 inline int32_t i_sum(I x) {
     int32_t s = 0;
     SHOAL_EACH s += x.v[i];
