@@ -165,7 +165,8 @@ class ReferenceCache:
             with np.errstate(divide="ignore", invalid="ignore"):
                 inverse = np.where(top > 0, np.float32(255.0) / top, np.float32(0.0))
             rounded[:, :, start : start + WEIGHT_TILE] = np.rint(tile * inverse) * (top / np.float32(255.0))
-        return np.divide(rounded, scales, out=np.zeros_like(rounded), where=scales > 0)
+        unscaled: FloatArray = np.divide(rounded, scales, out=np.zeros_like(rounded), where=scales > 0)
+        return unscaled
 
     def write(
         self, layer: int, table: NDArray[np.int32], positions: NDArray[np.int32], keys: FloatArray, values: FloatArray
