@@ -45,7 +45,11 @@ def _logprobs(entry: TokenLogprobs) -> dict[str, Any]:
 def _timings(timings: Timings) -> dict[str, Any]:
     return {
         "queue_s": timings.queue,
+        "prefill_s": timings.prefill,
+        "decode_s": timings.decode,
         "ttft_s": timings.ttft,
         "total_s": timings.total,
         "tpot_s": timings.tpot,
+        "compute_s": timings.compute,
+        "mean_batch": timings.mean_batch,
     }

@@ -12,7 +12,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from shoal.core.params import SamplingParams
 from shoal.core.request import FinishReason, Request
@@ -23,23 +23,38 @@ from shoal.errors import EngineError, RequestFailedError, ShoalError
 
 
 class Stream(AsyncIterator[Chunk]):
-    """The chunks of one request, for one reader.
+    """The chunks of one request, or of several that belong together, for one reader.
 
-    Leaving early aborts the request: by ``aclose``, by ``async with``, or by cancelling the task that waits for the
+    Which request a chunk is of, its ``request_id`` says. Leaving early aborts the request: by ``aclose``, by ``async with``, or by cancelling the task that waits for the
     next chunk. A stream that nobody reads or closes runs to its own end. If a completion fails, ``RequestFailedError``
     is raised after the last chunk.
     """
 
-    def __init__(self, client: AsyncClient, request_id: str, prompt_ids: tuple[int, ...], n: int, seed: int | None):
-        self.request_id = request_id
-        self.prompt_ids = prompt_ids
-        self.seed = seed  # as resolved; None when nothing is computed
+    def __init__(self, client: AsyncClient, requests: Iterable[StreamedRequest]):
+        self.requests = tuple(requests)
         self._client = client
-        self._pending: dict[int, list[Chunk]] = {}  # per completion, merged when read
-        self._open = n  # completions whose last chunk has not been written
+        self._pending: dict[tuple[str, int], list[Chunk]] = {}  # per completion, merged when read
+        # Completions whose last chunk has not been written, in all and by request.
+        self._open_by_request = {request.request_id: request.n for request in self.requests}
+        self._open = sum(self._open_by_request.values())
         self._failure: str | None = None  # of a completion
         self._error: EngineError | None = None  # of the engine
         self._event = asyncio.Event()
+
+    @property
+    def request_id(self) -> str:
+        """Of the first request."""
+        return self.requests[0].request_id
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Of the first request."""
+        return self.requests[0].prompt_ids
+
+    @property
+    def seed(self) -> int | None:
+        """Of the first request, as resolved; None when nothing is computed."""
+        return self.requests[0].seed
 
     def __aiter__(self) -> Self:
         return self
@@ -55,7 +70,7 @@ class Stream(AsyncIterator[Chunk]):
         return chunk
 
     async def aclose(self) -> None:
-        """Abort the request if it is not done. Idempotent."""
+        """Abort what is not done. Idempotent."""
         self._client._abandon(self)
 
     async def __aenter__(self) -> Self:
@@ -82,10 +97,23 @@ class Stream(AsyncIterator[Chunk]):
 
     def _absorb(self, chunk: Chunk) -> None:
         """Called by the engine thread with the client's lock held."""
-        self._pending.setdefault(chunk.index, []).append(chunk)
+        self._pending.setdefault((chunk.request_id, chunk.index), []).append(chunk)
         if chunk.finish is not None:
             self._open -= 1
+            self._open_by_request[chunk.request_id] -= 1
             self._failure = self._failure or chunk.error
+
+    def _ended(self, request_id: str) -> bool:
+        return self._open_by_request[request_id] == 0
+
+
+class StreamedRequest(NamedTuple):
+    """What a reader may want to know of a request while it runs. ``seed``: None when nothing is computed."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    n: int
+    seed: int | None
 
 
 class AsyncClient:
@@ -109,10 +137,19 @@ class AsyncClient:
         cache_salt: str | None = None,
     ) -> Stream:
         """Queue a request. Raises ``InvalidRequestError``, ``QueueFullError`` or an ``EngineError`` at once."""
-        self._bind_loop()
-        request_id = self._engine.new_request_id()
-        request = resolve(
-            request_id,
+        return self.queue([self.resolve(prompt_ids, params, priority, deadline, cache_salt)])
+
+    def resolve(
+        self,
+        prompt_ids: Iterable[int],
+        params: SamplingParams,
+        priority: int = 0,
+        deadline: float | None = None,
+        cache_salt: str | None = None,
+    ) -> Request | EmptyResult:
+        """A request for ``queue``, or ``InvalidRequestError``. From any thread: it may compile a grammar."""
+        return resolve(
+            self._engine.new_request_id(),
             prompt_ids,
             params,
             self._engine.limits,
@@ -120,9 +157,32 @@ class AsyncClient:
             deadline=deadline,
             cache_salt=cache_salt,
         )
+
+    def queue(self, requests: Sequence[Request | EmptyResult]) -> Stream:
+        """Queue requests, all or none, to be read as one stream. ``QueueFullError`` or an ``EngineError`` for none."""
+        self._bind_loop()
+        computed = [request for request in requests if isinstance(request, Request)]
+        stream = Stream(self, [self._streamed(request) for request in requests])
+        with self._lock:
+            for known in stream.requests:
+                self._streams[known.request_id] = stream
+            for known, request in zip(stream.requests, requests, strict=True):
+                if isinstance(request, EmptyResult):
+                    for index in range(known.n):
+                        self._absorb(stream, Chunk(known.request_id, index, finish=FinishReason.LENGTH))
+        try:
+            self._engine.submit_all(computed, self)
+        except ShoalError:
+            with self._lock:
+                for known in stream.requests:
+                    self._streams.pop(known.request_id, None)
+            raise
+        return stream
+
+    def _streamed(self, request: Request | EmptyResult) -> StreamedRequest:
         if isinstance(request, EmptyResult):
-            return self._empty_stream(request_id, request)
-        return self._queue(request)
+            return StreamedRequest(self._engine.new_request_id(), request.prompt_ids, request.n, None)
+        return StreamedRequest(request.request_id, request.prompt_ids, request.params.n, request.seed)
 
     def _bind_loop(self) -> None:
         loop = asyncio.get_running_loop()
@@ -133,34 +193,25 @@ class AsyncClient:
                 "this AsyncClient belongs to another event loop; make one per loop, they can share the engine"
             )
 
-    def _empty_stream(self, request_id: str, empty: EmptyResult) -> Stream:
-        stream = Stream(self, request_id, empty.prompt_ids, empty.n, None)
-        with self._lock:
-            for index in range(empty.n):
-                stream._absorb(Chunk(request_id, index, finish=FinishReason.LENGTH))
-        return stream
-
-    def _queue(self, request: Request) -> Stream:
-        stream = Stream(self, request.request_id, request.prompt_ids, request.params.n, request.seed)
-        with self._lock:
-            self._streams[request.request_id] = stream
-        try:
-            self._engine.submit(request, self)
-        except ShoalError:
-            with self._lock:
-                del self._streams[request.request_id]
-            raise
-        return stream
-
     def _abandon(self, stream: Stream) -> None:
         with self._lock:
-            running = self._streams.pop(stream.request_id, None) is not None
+            running = [
+                known.request_id
+                for known in stream.requests
+                if self._streams.pop(known.request_id, None) is not None
+            ]
             stream._pending.clear()
             stream._open = 0
             stream._failure = None
         stream._event.set()
-        if running:
-            self._engine.abort(stream.request_id)
+        for request_id in running:
+            self._engine.abort(request_id)
+
+    def _absorb(self, stream: Stream, chunk: Chunk) -> None:
+        """With the lock held."""
+        stream._absorb(chunk)
+        if stream._ended(chunk.request_id):
+            del self._streams[chunk.request_id]
 
     # The outbox: called by the engine thread.
 
@@ -171,10 +222,8 @@ class AsyncClient:
                 stream = self._streams.get(chunk.request_id)
                 if stream is None:  # abandoned meanwhile
                     continue
-                stream._absorb(chunk)
+                self._absorb(stream, chunk)
                 self._gained[stream] = None
-                if stream._open == 0:
-                    del self._streams[chunk.request_id]
         self._wake()
 
     def fail(self, error: EngineError) -> None:

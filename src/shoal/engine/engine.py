@@ -123,6 +123,7 @@ class Engine:
         if plan.entries:
             self._note_step(plan, now)
             result = self._execute(plan)
+            self._charge(plan, self.clock() - now)
             deltas = self._scheduler.commit(plan, result)
             self._make_chunks(deltas)
         self._publish()  # first, so that whoever has got its chunks reads statistics that know them
@@ -300,6 +301,12 @@ class Engine:
         self._steps += 1
         self._step_sequences += len(plan.entries)
         self._step_rows += plan.num_rows
+
+    def _charge(self, plan: StepPlan, seconds: float) -> None:
+        """Share a step's time among those who rode in it, by rows."""
+        per_row, batch, owners = seconds / plan.num_rows, len(plan.entries), self._owners
+        for entry in plan.entries:
+            owners[entry.seq_id].timeline.charge(per_row * len(entry.token_ids), batch)
 
     def _publish(self) -> None:
         self.stats = self._make_stats()

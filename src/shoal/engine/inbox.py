@@ -34,15 +34,16 @@ class Inbox:
 
     # For callers, from any thread.
 
-    def submit(self, message: Submit) -> None:
-        """Put a request in, or raise ``QueueFullError`` or, after close or death, an ``EngineError``."""
+    def submit(self, *messages: Submit) -> None:
+        """Put requests in, all or none; ``QueueFullError`` or, after close or death, an ``EngineError`` for none."""
         with self._condition:
             self._check_open()
-            count = message.request.params.n
+            count = sum(message.request.params.n for message in messages)
             if not self._has_room(count):
                 raise QueueFullError(self._max_waiting)
             self._submitted += count
-            self._put(message)
+            self._messages += messages
+            self._condition.notify_all()
 
     def wait_for_room(self, count: int) -> None:
         """Sleep until ``count`` more can wait; raises as ``submit`` does when the engine is gone."""

@@ -42,17 +42,25 @@ class Timings:
     """Seconds; None where there is nothing to measure (no token, or a single one).
 
     queue: arrival to first being scheduled.
+    prefill: from there to the first token.
+    decode: from there to the end.
     ttft: arrival to the first token.
     total: arrival to the end.
     itl: gaps between deliveries, of each completion in turn.
     tpot: time per output token after the first, mean over the completions.
+    compute: of the steps it was in, the part that its rows were of all rows: what it would be charged.
+    mean_batch: sequences in those steps, on average.
     """
 
     queue: float | None
+    prefill: float | None
+    decode: float | None
     ttft: float | None
     total: float
     itl: tuple[float, ...]
     tpot: float | None
+    compute: float
+    mean_batch: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +156,12 @@ def _completion(index: int, parts: list[Chunk]) -> CompletionOutput:
 def _timings(timeline: RequestTimeline) -> Timings:
     return Timings(
         queue=timeline.queue_time,
+        prefill=timeline.prefill_time,
+        decode=timeline.decode_time,
         ttft=timeline.ttft,
         total=timeline.total or 0.0,
         itl=timeline.itl,
         tpot=timeline.tpot,
+        compute=timeline.compute,
+        mean_batch=timeline.mean_batch,
     )

@@ -12,6 +12,7 @@ import atexit
 import itertools
 import threading
 import weakref
+from collections.abc import Iterable
 from functools import partial
 
 from shoal.core.request import Request
@@ -62,7 +63,12 @@ class EngineThread:
 
     def submit(self, request: Request, outbox: Outbox) -> None:
         """Queue a request, or raise ``QueueFullError``, ``EngineClosedError`` or ``EngineDeadError`` at once."""
-        self._inbox.submit(Submit(request, outbox, self.now()))
+        self.submit_all((request,), outbox)
+
+    def submit_all(self, requests: Iterable[Request], outbox: Outbox) -> None:
+        """Queue several requests at once, all or none; they arrive at the same instant."""
+        now = self.now()
+        self._inbox.submit(*(Submit(request, outbox, now) for request in requests))
 
     def wait_for_room(self, count: int = 1) -> None:
         """Sleep until the waiting queue has room for so many completions."""

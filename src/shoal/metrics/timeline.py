@@ -15,6 +15,8 @@ class RequestTimeline:
     """Filled by the engine while the request runs.
 
     token_times: per completion, when each delivery happened and how many tokens it brought.
+    compute: seconds of steps charged to it: of each step, the part that its rows were of all rows.
+    rides: entries it had in steps; batches: sequences in those steps, summed over the rides.
     """
 
     arrived: float
@@ -23,6 +25,9 @@ class RequestTimeline:
     cached_tokens: int = 0
     preemptions: int = 0
     token_times: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
+    compute: float = 0.0
+    rides: int = 0
+    batches: int = 0
 
     def admit(self, at: float) -> None:
         """The first time any of the request's rows ran; later calls change nothing."""
@@ -32,6 +37,12 @@ class RequestTimeline:
     def add_token(self, index: int, at: float, count: int = 1) -> None:
         """``count`` tokens of completion ``index`` were delivered."""
         self.token_times.setdefault(index, []).append((at, count))
+
+    def charge(self, seconds: float, batch: int) -> None:
+        """One of its sequences rode in a step of ``batch`` sequences; ``seconds`` of it are this request's."""
+        self.compute += seconds
+        self.rides += 1
+        self.batches += batch
 
     def finish(self, at: float) -> None:
         """The last completion ended."""
@@ -52,6 +63,23 @@ class RequestTimeline:
         """Arrival to first token; None if there was none."""
         first = self.first_token
         return None if first is None else first - self.arrived
+
+    @property
+    def prefill_time(self) -> float | None:
+        """First computation to first token; None if there was none."""
+        first = self.first_token
+        return None if first is None or self.admitted is None else first - self.admitted
+
+    @property
+    def decode_time(self) -> float | None:
+        """First token to the end; None if there was no token or it still runs."""
+        first = self.first_token
+        return None if first is None or self.finished is None else self.finished - first
+
+    @property
+    def mean_batch(self) -> float | None:
+        """Sequences in the steps it rode in, on average; None if it rode in none."""
+        return self.batches / self.rides if self.rides else None
 
     @property
     def total(self) -> float | None:
