@@ -57,7 +57,8 @@ class ChatTemplate:
         self._now = now
         self._clock = clock
         try:
-            BoundedEnvironment(clock).from_string(source)
+            # Compiling takes ten times as long as rendering; the code knows nothing of the environment it will run in.
+            self._code = self._environment().compile(source)
         except TemplateSyntaxError as error:
             raise UnsupportedModelError(f"the chat template is not Jinja: line {error.lineno}: {error}") from error
 
@@ -89,12 +90,10 @@ class ChatTemplate:
         return _segments(text, marker, self._controls)
 
     def _run(self, messages: Any, add_generation_prompt: bool, tools: Any) -> str:
-        environment = BoundedEnvironment(self._clock)
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: self._now().strftime(form)
-        environment.add_filter("tojson", _to_json)
+        environment = self._environment()
         try:
-            return environment.from_string(self.source).render(
+            template = environment.template_class.from_code(environment, self._code, environment.make_globals(None))
+            return template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, tools=tools, **self._constants
             )
         except TemplateError as error:
@@ -103,6 +102,13 @@ class ChatTemplate:
             raise InvalidRequestError(
                 "messages", f"the model's chat template fails on them: {type(error).__name__}: {error}"
             ) from error
+
+    def _environment(self) -> BoundedEnvironment:
+        environment = BoundedEnvironment(self._clock)
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: self._now().strftime(form)
+        environment.add_filter("tojson", _to_json)
+        return environment
 
 
 class _Guard:
