@@ -29,12 +29,13 @@ class ShoalError(Exception):
 
 
 class InvalidRequestError(ShoalError, ValueError):
-    """A request is wrong; ``field`` is the parameter's public name."""
+    """A request is wrong; ``field`` is the parameter's public name, ``code`` a word for programs where one is usual."""
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, *, code: str | None = None) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+        self.code = code
 
 
 class ConfigError(ShoalError, ValueError):

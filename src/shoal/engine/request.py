@@ -18,6 +18,7 @@ from shoal.core.params import SamplingParams
 from shoal.core.request import Request
 from shoal.errors import InvalidRequestError
 
+TOO_LONG = "context_length_exceeded"  # the word that OpenAI's API has for it
 _SEED_MASK = (1 << 64) - 1
 # Seeds drawn here are reported to users, often as JSON, where integers above 2**53 are not safe.
 _DRAWN_SEED_BITS = 53
@@ -109,7 +110,9 @@ def _check_prompt(prompt_ids: Iterable[int], limits: Limits) -> tuple[int, ...]:
     _check_ids("prompt", prompt, limits)
     if len(prompt) > limits.context_length:
         raise InvalidRequestError(
-            "prompt", f"has {len(prompt)} tokens, but the context length is {limits.context_length}; shorten it"
+            "prompt",
+            f"has {len(prompt)} tokens, but the context length is {limits.context_length}; shorten it",
+            code=TOO_LONG,
         )
     return prompt
 
@@ -151,11 +154,13 @@ def _resolve_max_tokens(num_prompt: int, params: SamplingParams, limits: Limits)
             "prompt",
             f"has {num_prompt} tokens and fills the context of {limits.context_length}; "
             "no room is left to generate, shorten it",
+            code=TOO_LONG,
         )
     if num_prompt > limits.pool_tokens:
         raise InvalidRequestError(
             "prompt",
             f"has {num_prompt} tokens, but the KV cache holds {limits.pool_tokens}; shorten it or raise kv_tokens",
+            code=TOO_LONG,
         )
     room = limits.longest - num_prompt
     if params.max_tokens is None:
@@ -167,11 +172,13 @@ def _resolve_max_tokens(num_prompt: int, params: SamplingParams, limits: Limits)
             "max_tokens",
             f"{num_prompt} prompt tokens and max_tokens {params.max_tokens} exceed the context length "
             f"{limits.context_length}; at most {limits.context_length - num_prompt} fit",
+            code=TOO_LONG,
         )
     if params.max_tokens > room:
         raise InvalidRequestError(
             "max_tokens",
             f"{num_prompt} prompt tokens and max_tokens {params.max_tokens} exceed the KV cache of "
             f"{limits.pool_tokens} tokens; at most {room} fit, or raise kv_tokens",
+            code=TOO_LONG,
         )
     return params.max_tokens

@@ -75,19 +75,22 @@ class Tokenizer:
         """Spellings of the control tokens."""
         return tuple(self.spec.tokens[item] for item in sorted(self._control))
 
-    def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool = False, add_special: bool = True) -> list[int]:
         """Token ids of a text, with the begin and end tokens the model asks for.
 
         parse_special: text that spells a control token becomes that token; otherwise it stays text.
+        add_special: off leaves the begin and end tokens out.
         InvalidRequestError for text that is not Unicode (a lone surrogate).
         """
-        return self.encode_segments([(text, parse_special)])
+        return self.encode_segments([(text, parse_special)], add_special=add_special)
 
-    def encode_segments(self, segments: Iterable[tuple[str, bool]]) -> list[int]:
+    def encode_segments(self, segments: Iterable[tuple[str, bool]], *, add_special: bool = True) -> list[int]:
         """Like ``encode`` for (text, parse_special) in a row. Neighbours with the same flag are one text."""
         ids: list[int] = []
         for text, parse_special in _joined(segments):
             ids += self._encode_piece(text, parse_special)
+        if not add_special:
+            return ids
         spec = self.spec
         if spec.add_bos and spec.bos_id is not None and ids[:1] != [spec.bos_id]:
             ids.insert(0, spec.bos_id)
