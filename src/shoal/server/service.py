@@ -1,0 +1,129 @@
+"""The model being served, and whether requests can be taken.
+
+The server listens before the model is there, so that whoever watches the process can tell "starting" from "dead":
+until ``open`` is called, and again after ``stop_admitting``, requests are answered with 503.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from shoal.engine.client import AsyncClient
+from shoal.engine.thread import EngineThread
+from shoal.server.errors import RETRY_SECONDS, SERVER, ApiError
+from shoal.server.token_texts import TokenTexts
+from shoal.text.chat_template import ChatTemplate
+from shoal.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from shoal.assembly import LoadedModel
+
+
+class Condition(StrEnum):
+    """What a service is doing."""
+
+    LOADING = "loading"
+    READY = "ready"
+    CLOSING = "closing"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """One model with its engine.
+
+    name: the id by which requests ask for it. created: Unix time, of the model's file.
+    fingerprint: the same for two servers whose answers to a seeded request are the same.
+    """
+
+    name: str
+    created: int
+    fingerprint: str
+    engine: EngineThread
+    client: AsyncClient
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    policy: str
+    context_length: int
+    texts: TokenTexts = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "texts", TokenTexts(self.tokenizer))
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, engine: EngineThread, *, name: str, created: int, version: str) -> ServedModel:
+        """The served form of a loaded model whose engine runs."""
+        config = loaded.config
+        # What decides about bits; threads, instruction set and batch do not.
+        parts = (version, loaded.path.name, str(created), config.precision, config.kv_dtype)
+        return cls(
+            name=name,
+            created=created,
+            fingerprint=f"fp_{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:12]}",
+            engine=engine,
+            client=AsyncClient(engine),
+            tokenizer=loaded.tokenizer,
+            template=loaded.chat_template,
+            policy=config.policy,
+            context_length=loaded.context_length,
+        )
+
+    def check_name(self, wanted: str | None) -> None:
+        """``ApiError`` 404 for another model's name."""
+        if wanted is not None and wanted != self.name:
+            raise ApiError(
+                404,
+                f"model: {wanted[:200]!r} is not served here; the model is {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+class Service:
+    """Holds the served model. Used from the event loop only.
+
+    clock: seconds since the epoch, for the time stamps in answers.
+    """
+
+    def __init__(self, *, version: str, clock: Callable[[], float]) -> None:
+        self.version = version
+        self.clock = clock
+        self.condition = Condition.LOADING
+        self._served: ServedModel | None = None
+
+    def open(self, served: ServedModel) -> None:
+        """The model is there: take requests."""
+        self._served = served
+        self.condition = Condition.READY
+
+    def stop_admitting(self) -> None:
+        """Take no new requests; those that run go on."""
+        self.condition = Condition.CLOSING
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is nothing wrong: the engine, if there is one, runs."""
+        return self._served is None or self._served.engine.alive or self.condition is Condition.CLOSING
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.condition is Condition.READY and self.alive
+
+    def model(self) -> ServedModel:
+        """The model, or ``ApiError`` 503 while requests are not taken."""
+        if self._served is None:
+            raise _unavailable("the model is still being loaded")
+        if self.condition is Condition.CLOSING:
+            raise _unavailable("the server is shutting down")
+        return self._served
+
+
+def _unavailable(message: str) -> ApiError:
+    return ApiError(
+        503, message, type=SERVER, code="not_ready", headers={"retry-after": str(RETRY_SECONDS)}
+    )
