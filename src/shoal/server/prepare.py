@@ -1,14 +1,14 @@
 """From a body to work: prompts encoded, parameters checked against the model, constraints compiled.
 
-Pure but for the grammar cache, and safe in any thread. Everything that can be wrong with a request is found here, before
-any of its prompts is queued. Errors name the field as the caller spelled it.
+Pure but for the grammar cache, and safe in any thread. Everything that can be wrong with a request is found here,
+before any of its prompts is queued. Errors name the field as the caller spelled it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 from shoal.core.params import SamplingParams
 from shoal.core.request import Request
@@ -218,9 +218,8 @@ def _candidates(body: CompletionRequest) -> tuple[int, int]:
 
 def _prompts(served: ServedModel, prompt: object) -> list[tuple[str | list[int], list[int]]]:
     """The single prompts as given, with their tokens."""
-    items = prompt if _is_list_of_prompts(prompt) else [prompt]
-    assert isinstance(items, list)  # by _is_list_of_prompts
     many = _is_list_of_prompts(prompt)
+    items = prompt if _is_list_of_prompts(prompt) else [prompt]
     found: list[tuple[str | list[int], list[int]]] = []
     for number, item in enumerate(items):
         name = f"prompt[{number}]" if many else "prompt"
@@ -239,7 +238,7 @@ def _prompts(served: ServedModel, prompt: object) -> list[tuple[str | list[int],
     return found
 
 
-def _is_list_of_prompts(prompt: object) -> bool:
+def _is_list_of_prompts(prompt: object) -> TypeGuard[list[Any]]:
     if not isinstance(prompt, list):
         return False
     if not prompt:

@@ -124,6 +124,4 @@ class Service:
 
 
 def _unavailable(message: str) -> ApiError:
-    return ApiError(
-        503, message, type=SERVER, code="not_ready", headers={"retry-after": str(RETRY_SECONDS)}
-    )
+    return ApiError(503, message, type=SERVER, code="not_ready", headers={"retry-after": str(RETRY_SECONDS)})

@@ -23,7 +23,7 @@ class TokenTexts:
         """The token's text alone, with U+FFFD for what is no character by itself."""
         return self._bytes(token_id).decode("utf-8", "replace")
 
-    def bytes(self, token_id: int) -> list[int]:
+    def byte_values(self, token_id: int) -> list[int]:
         """The token's bytes; a control token's are those of its spelling."""
         return list(self._bytes(token_id))
 

@@ -39,9 +39,7 @@ def _explain(found: ErrorDetails, model: type[BaseModel]) -> ApiError:
 
 def _unknown(path: str, model: type[BaseModel]) -> ApiError:
     if path in REFUSED:
-        return ApiError(
-            400, f"{path}: is not supported: {REFUSED[path]}", param=path, code="unsupported_parameter"
-        )
+        return ApiError(400, f"{path}: is not supported: {REFUSED[path]}", param=path, code="unsupported_parameter")
     known = ", ".join(sorted(model.model_fields)) if "." not in path else ""
     more = f"; known are {known}" if known else ""
     return ApiError(400, f"{path}: unknown field{more}", param=path, code="unknown_parameter")

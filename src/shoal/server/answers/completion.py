@@ -82,7 +82,7 @@ class CompletionAnswer:
         self._choices: dict[tuple[str, int], CompletionChoice] = {}
         self._prompts: list[list[tuple[CompletionChoice, list[Delta]]]] = []
         for number, request in enumerate(requests):
-            row = []
+            row: list[tuple[CompletionChoice, list[Delta]]] = []
             for index in range(work.candidates):
                 choice = CompletionChoice(
                     work.served.texts,
@@ -130,7 +130,7 @@ class CompletionAnswer:
 
     def whole(self) -> dict[str, Any]:
         """The answer, once every chunk was gathered."""
-        shown = []
+        shown: list[dict[str, Any]] = []
         for row in self._prompts:
             best = row
             if self._work.n < len(row):

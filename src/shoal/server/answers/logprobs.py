@@ -27,7 +27,7 @@ def chat_entries(
 
 
 def _chat_token(texts: TokenTexts, token_id: int, logprob: float) -> dict[str, Any]:
-    return {"token": texts.text(token_id), "logprob": logprob, "bytes": texts.bytes(token_id)}
+    return {"token": texts.text(token_id), "logprob": logprob, "bytes": texts.byte_values(token_id)}
 
 
 def completion_logprobs(
