@@ -80,6 +80,35 @@ class EngineConfig:
         return cls(**values)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Options of the server.
+
+    host, port: where it listens; port 0 takes any that is free.
+    served_name: the model's id in requests; None is the name that it was loaded by.
+    max_body_bytes: most bytes of a request's body.
+    keep_alive: seconds that an idle connection is kept.
+    grace: seconds that running requests have to end when the server is told to.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_name: str | None = None
+    max_body_bytes: int = 8 * 2**20
+    keep_alive: int = 75
+    grace: int = 30
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.host, str) or not self.host:
+            raise ConfigError("host", f"must be a name or an address, got {self.host!r}")
+        _integer("port", self.port, low=0, high=65535)
+        if self.served_name is not None and (not isinstance(self.served_name, str) or not self.served_name.strip()):
+            raise ConfigError("served_name", f"must be a name, got {self.served_name!r}")
+        _integer("max_body_bytes", self.max_body_bytes, low=1024, high=2**40)
+        _integer("keep_alive", self.keep_alive, low=0, high=86400)
+        _integer("grace", self.grace, low=0, high=86400)
+
+
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
     """Where models live: $SHOAL_CACHE, else $XDG_CACHE_HOME/shoal, else ~/.cache/shoal."""
     env = os.environ if environment is None else environment

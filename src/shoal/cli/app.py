@@ -19,6 +19,7 @@ from shoal.cli.console import INTERRUPTED, guarded
 
 # Name, module and function, in the order of --help.
 _COMMANDS = (
+    ("serve", "shoal.cli.serve", "serve"),
     ("run", "shoal.cli.run", "run"),
     ("chat", "shoal.cli.chat", "chat"),
     ("generate", "shoal.cli.generate", "generate"),

@@ -128,7 +128,7 @@ def _engine_config(values: dict[str, Any]) -> EngineConfig:
     try:
         return EngineConfig.from_mapping(values)
     except ConfigError as error:
-        raise _bad_flag(error.field, error.message) from None
+        raise bad_flag(error.field, error.message) from None
 
 
 def _sampling_values(values: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _sampling_values(values: dict[str, Any]) -> dict[str, Any]:
     try:
         SamplingParams.from_mapping(given)
     except InvalidRequestError as error:
-        raise _bad_flag(error.field, error.message) from None
+        raise bad_flag(error.field, error.message) from None
     return given
 
 
@@ -151,16 +151,17 @@ def _json_file(path: Path) -> Any:
     try:
         return json.loads(_text_file("json_schema", path))
     except (ValueError, RecursionError) as error:
-        raise _bad_flag("json_schema", f"{path} is not JSON: {error}") from None
+        raise bad_flag("json_schema", f"{path} is not JSON: {error}") from None
 
 
 def _text_file(field: str, path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _bad_flag(field, f"cannot read {path}: {error}") from None
+        raise bad_flag(field, f"cannot read {path}: {error}") from None
 
 
-def _bad_flag(field: str, message: str) -> typer.BadParameter:
+def bad_flag(field: str, message: str) -> typer.BadParameter:
+    """Wrong usage of the flag that sets a field."""
     flag = "json_schema" if field.startswith("response_format") else field
     return typer.BadParameter(message, param_hint=f"--{flag.replace('_', '-')}")

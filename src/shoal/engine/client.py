@@ -25,9 +25,9 @@ from shoal.errors import EngineError, RequestFailedError, ShoalError
 class Stream(AsyncIterator[Chunk]):
     """The chunks of one request, or of several that belong together, for one reader.
 
-    Which request a chunk is of, its ``request_id`` says. Leaving early aborts the request: by ``aclose``, by ``async with``, or by cancelling the task that waits for the
-    next chunk. A stream that nobody reads or closes runs to its own end. If a completion fails, ``RequestFailedError``
-    is raised after the last chunk.
+    Which request a chunk is of, its ``request_id`` says. Leaving early aborts the request: by ``aclose``, by
+    ``async with``, or by cancelling the task that waits for the next chunk. A stream that nobody reads or closes runs
+    to its own end. If a completion fails, ``RequestFailedError`` is raised after the last chunk.
     """
 
     def __init__(self, client: AsyncClient, requests: Iterable[StreamedRequest]):
@@ -196,9 +196,7 @@ class AsyncClient:
     def _abandon(self, stream: Stream) -> None:
         with self._lock:
             running = [
-                known.request_id
-                for known in stream.requests
-                if self._streams.pop(known.request_id, None) is not None
+                known.request_id for known in stream.requests if self._streams.pop(known.request_id, None) is not None
             ]
             stream._pending.clear()
             stream._open = 0

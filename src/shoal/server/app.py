@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from typing import Any, TypeVar
 
@@ -20,8 +21,14 @@ from shoal.server.disconnect import ClientGoneError, while_connected
 from shoal.server.encoding import from_json, to_json
 from shoal.server.errors import ApiError, as_api_error, internal_error
 from shoal.server.prepare import is_light, prepare_chat, prepare_completion, tokenize_ids
-from shoal.server.request_ids import RequestIds
-from shoal.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from shoal.server.request_log import Generated, RequestLog
+from shoal.server.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Generation,
+    TokenizeRequest,
+)
 from shoal.server.responses import (
     ChatResponse,
     CompletionResponse,
@@ -37,15 +44,13 @@ from shoal.server.sse import EventStream
 from shoal.server.validation import validate
 from shoal.server.work import Work
 
-DEFAULT_MAX_BODY_BYTES = 8 * 1024 * 1024
-
 _BodyModel = TypeVar("_BodyModel", bound=BaseModel)
 _UNREADY = {503: "The model is not there."}
 _GONE = 499  # nginx's word for a client that left; nobody reads it
 
 
-def make_app(service: Service, *, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) -> ASGIApp:
-    """The application over a service."""
+def make_app(service: Service, *, max_body_bytes: int, logger: logging.Logger) -> ASGIApp:
+    """The application over a service. logger: gets a line for every request, at the level INFO."""
     app = FastAPI(
         title="Shoal",
         version=service.version,
@@ -58,7 +63,7 @@ def make_app(service: Service, *, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES) 
     _add_status(app, service)
     describe(app)
     # Around everything, so that the answer to a bug has an id too.
-    return RequestIds(app)
+    return RequestLog(app, logger)
 
 
 def _add_generation(app: FastAPI, service: Service, max_body_bytes: int) -> None:
@@ -67,16 +72,16 @@ def _add_generation(app: FastAPI, service: Service, max_body_bytes: int) -> None
         """Continue a text, or several."""
         served, body, size = await _read(request, service, CompletionRequest, max_body_bytes)
         if is_light(body, size):
-            return await _answer(request, service, prepare_completion(served, body))
-        return await _answer(request, service, await asyncio.to_thread(prepare_completion, served, body))
+            return await _answer(request, service, body, prepare_completion(served, body))
+        return await _answer(request, service, body, await asyncio.to_thread(prepare_completion, served, body))
 
     @app.post("/v1/chat/completions", **reading(ChatRequest, ChatResponse, streams=True))
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         served, body, size = await _read(request, service, ChatRequest, max_body_bytes)
         if is_light(body, size):
-            return await _answer(request, service, prepare_chat(served, body))
-        return await _answer(request, service, await asyncio.to_thread(prepare_chat, served, body))
+            return await _answer(request, service, body, prepare_chat(served, body))
+        return await _answer(request, service, body, await asyncio.to_thread(prepare_chat, served, body))
 
 
 def _add_texts(app: FastAPI, service: Service, max_body_bytes: int) -> None:
@@ -146,9 +151,10 @@ async def _read(
     return served, body, len(data)
 
 
-async def _answer(request: Request, service: Service, work: Work) -> Response:
+async def _answer(request: Request, service: Service, body: Generation, work: Work) -> Response:
     stream = work.served.client.queue(work.requests)
     answer = Answer(work, stream, id=secrets.token_hex(12), created=int(service.clock()))
+    request.state.generated = Generated(answer.tally, body.user, body.metadata)
     try:
         if not work.stream:
             return _json(await while_connected(request.receive, answer.whole()))

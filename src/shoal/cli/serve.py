@@ -1,0 +1,134 @@
+"""``shoal serve``: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli.console import note
+from shoal.cli.loading import fetch_if_missing
+from shoal.cli.options import DEFAULT_MODEL, Model, bad_flag, takes_engine_options
+from shoal.config import EngineConfig, ServerConfig
+from shoal.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from shoal.assembly import LoadedModel
+    from shoal.server.service import ServedModel
+
+_PANEL = "Server"
+_DEFAULTS = ServerConfig()
+# What of the options limits a client, in the order in which it will meet them.
+_LIMITS = ("context_length", "max_num_seqs", "token_budget", "kv_tokens", "max_waiting")
+_ARITHMETIC = ("precision", "kv_dtype", "isa", "threads")
+WRONG_USAGE = 2
+
+
+def _option(help_text: str, *flags: str) -> Any:
+    return typer.Option(*flags, help=help_text, rich_help_panel=_PANEL)
+
+
+@takes_engine_options
+def serve(
+    *,
+    engine: EngineConfig,
+    model: Model = DEFAULT_MODEL,
+    host: Annotated[
+        str, _option("Address to listen on; the default is reached from this machine only.")
+    ] = _DEFAULTS.host,
+    port: Annotated[int, _option("Port to listen on; 0 takes any that is free.")] = _DEFAULTS.port,
+    served_name: Annotated[str | None, _option("The model's id in requests; default: its name here.")] = None,
+    max_body_bytes: Annotated[int, _option("Most bytes of a request's body.")] = _DEFAULTS.max_body_bytes,
+    keep_alive: Annotated[int, _option("Seconds that an idle connection is kept.")] = _DEFAULTS.keep_alive,
+    grace: Annotated[int, _option("Seconds that running requests have to end at a signal.")] = _DEFAULTS.grace,
+    log_requests: Annotated[
+        bool,
+        _option("A line of JSON on standard error for every request; no prompts.", "--log-requests/--no-log-requests"),
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Tell the address and the options as a line of JSON on standard output.")
+    ] = False,
+) -> None:
+    """Serve a model over the OpenAI-compatible HTTP API.
+
+    Requests of all clients are batched together. A signal ends the server when what runs is done, or when the grace
+    period is over; a second one ends it at once.
+    """
+    from shoal.assembly import load_model
+    from shoal.server.run import serve as run_server
+
+    try:
+        config = ServerConfig(
+            host=host,
+            port=port,
+            served_name=served_name,
+            max_body_bytes=max_body_bytes,
+            keep_alive=keep_alive,
+            grace=grace,
+        )
+    except ConfigError as error:
+        raise bad_flag(error.field, error.message) from None
+    _log(log_requests=log_requests)
+
+    def load() -> LoadedModel:
+        fetch_if_missing(model)
+        return load_model(model, engine, notify=note)
+
+    def ready(loaded: LoadedModel, served: ServedModel, address: str) -> None:
+        if as_json:
+            sys.stdout.write(json.dumps(_record(loaded, served, address)) + "\n")
+            sys.stdout.flush()
+        else:
+            note(_banner(loaded, served, address, config))
+
+    try:
+        run_server(config, load, ready)
+    except (ConfigError, ModelError) as error:
+        # The server never was: that is wrong usage, as a wrong flag is.
+        note(f"error: {error}")
+        raise typer.Exit(WRONG_USAGE) from None
+
+
+def _log(*, log_requests: bool) -> None:
+    """Warnings of the server and its libraries, and the lines about requests, on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    requests = logging.getLogger("shoal.requests")
+    requests.propagate = False
+    requests.addHandler(lines)
+    requests.setLevel(logging.INFO if log_requests else logging.WARNING)
+
+
+def _record(loaded: LoadedModel, served: ServedModel, address: str) -> dict[str, object]:
+    options = [{"name": name, "value": value, "reason": reason} for name, value, reason in loaded.decisions]
+    return {"address": address, "model": served.name, "path": str(loaded.path), "options": options}
+
+
+def _banner(loaded: LoadedModel, served: ServedModel, address: str, config: ServerConfig) -> str:
+    decisions = {item.name: item for item in loaded.decisions}
+    rows = [(name, decisions[name].value, decisions[name].reason) for name in (*_ARITHMETIC, *_LIMITS)]
+    rows.append(("max_body_bytes", str(config.max_body_bytes), "--max-body-bytes"))
+    names, values = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    table = "\n".join(f"  {name:<{names}}  {value:>{values}}  {why}" for name, value, why in rows)
+    path, body = "chat/completions", {"messages": [{"role": "user", "content": "Name three rivers."}], "temperature": 0}
+    if served.template is None:
+        path, body = "completions", {"prompt": "Three rivers are", "temperature": 0}
+    return f"""
+Shoal serves {served.name} at {address}/v1  (its description: {address}/docs)
+
+{table}
+
+Try it:
+  curl {address}/v1/{path} -H 'Content-Type: application/json' \\
+    -d '{json.dumps(body)}'
+
+Ctrl-C ends it.
+"""

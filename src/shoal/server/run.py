@@ -1,0 +1,178 @@
+"""The server as a process: a socket, the model loaded beside it, and an orderly end.
+
+The port is taken first, so that one in use is known before any loading. Then the server listens while a thread loads
+the model: ``/health`` answers, everything else says 503 until the model is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+import uvloop
+
+from shoal.config import ServerConfig
+from shoal.engine.start import start_engine
+from shoal.errors import ConfigError, EngineDeadError
+from shoal.server.app import make_app
+from shoal.server.service import ServedModel, Service
+
+if TYPE_CHECKING:
+    from shoal.assembly import LoadedModel
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_WATCH_SECONDS = 1
+
+
+def serve(
+    config: ServerConfig, load: Callable[[], LoadedModel], on_ready: Callable[[LoadedModel, ServedModel, str], None]
+) -> None:
+    """Serve until a signal: SIGINT or SIGTERM finishes what runs, within the grace period; a second one ends at once.
+
+    load: gives the model; called in a thread. on_ready: told the model and the server's address when requests are
+    taken. Raises ConfigError for an address that cannot be had, what ``load`` raises, and EngineDeadError if the engine
+    stops.
+    """
+    with (
+        contextlib.closing(bind(config.host, config.port)) as bound,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(_serve(config, bound, load, on_ready))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket for the address, or ConfigError that says what to do."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError("host", f"{host!r} is no address of this machine: {error.strerror}") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        what = f"cannot listen on {host} port {port}: {error.strerror}"
+        raise ConfigError("port", f"{what}; choose another with --port, or 0 for any that is free") from None
+    bound.setblocking(False)
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """How a client on this machine reaches the socket."""
+    host, port = bound.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _serve(
+    config: ServerConfig,
+    bound: socket.socket,
+    load: Callable[[], LoadedModel],
+    on_ready: Callable[[LoadedModel, ServedModel, str], None],
+) -> None:
+    service = Service(version=version("shoal"), clock=time.time)
+    server = _Server(config, service)
+    address = address_of(bound)
+    loading: asyncio.Future[LoadedModel] = _in_daemon_thread(load)
+    serving: asyncio.Future[None] = asyncio.ensure_future(server.serve(sockets=[bound]))
+    served: ServedModel | None = None
+    try:
+        either: list[asyncio.Future[Any]] = [loading, serving]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done() and not loading.exception():
+            loaded = loading.result()
+            name = config.served_name or Path(loaded.name).name.removesuffix(".gguf")
+            created = int(loaded.path.stat().st_mtime) if loaded.path.exists() else int(time.time())
+            engine = start_engine(loaded)
+            served = ServedModel.of(loaded, engine, name=name, created=created, version=service.version)
+            service.open(served)
+            on_ready(loaded, served, address)
+        elif loading.done():
+            server.should_exit = True
+        await serving
+        if loading.done():
+            loading.result()  # its error
+        if served is not None and not served.engine.alive:
+            raise EngineDeadError("the engine has stopped on an internal error; the server ends with it")
+    finally:
+        if served is not None:
+            served.engine.close()
+
+
+def _in_daemon_thread(load: Callable[[], LoadedModel]) -> asyncio.Future[LoadedModel]:
+    """Unlike a pool's thread this one does not keep a process from ending that is told to while it loads."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[LoadedModel] = loop.create_future()
+
+    def settle(result: LoadedModel | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        elif result is not None:
+            future.set_result(result)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = load()
+        except BaseException as problem:  # raised again in the main thread
+            error = problem
+        with contextlib.suppress(RuntimeError):  # the loop is gone: the process is ending
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="shoal-load", daemon=True).start()
+    return future
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: ServerConfig, service: Service) -> None:
+        app = make_app(service, max_body_bytes=config.max_body_bytes, logger=logging.getLogger("shoal.requests"))
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=config.keep_alive,
+                timeout_graceful_shutdown=config.grace,
+                callback_notify=self._watch,
+                timeout_notify=_WATCH_SECONDS,
+            )
+        )
+        self._service = service
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Unlike the library's: a signal that was obeyed is not raised again, so the process can say how it ended."""
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal asks for an orderly end, the second for one at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._service.stop_admitting()
+
+    async def _watch(self) -> None:
+        if not self._service.alive:
+            self.should_exit = True
