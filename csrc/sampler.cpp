@@ -486,6 +486,11 @@ void sample_row(const float* logits, int vocab, const SampleParams& p, const Sam
         }
         output.result->num_top = kept;
     }
+    if (p.given >= 0) {
+        if (p.given >= vocab) return finish(output, -1, SampleStatus::bad_id);
+        output.result->logprob = logprob(p.given);
+        return finish(output, p.given, SampleStatus::ok);
+    }
 
     const float* z = logits;
     Scan best = raw;

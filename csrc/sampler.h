@@ -33,6 +33,8 @@ struct SampleParams {
     int32_t history_count;
     int32_t num_prompt;  // so many of the history are the prompt's
     int32_t mask;        // 0: every token may be chosen; k: those in row k - 1 of the masks
+    int32_t given;       // -1: choose a token; else it is this one, and only its log-probabilities are wanted
+    int32_t unused;
 };
 
 static_assert(offsetof(SampleParams, temperature) == 0 && offsetof(SampleParams, top_k) == 4);
@@ -44,7 +46,8 @@ static_assert(offsetof(SampleParams, bias_start) == 48 && offsetof(SampleParams,
 static_assert(offsetof(SampleParams, banned_start) == 56 && offsetof(SampleParams, banned_count) == 60);
 static_assert(offsetof(SampleParams, history_start) == 64 && offsetof(SampleParams, history_count) == 68);
 static_assert(offsetof(SampleParams, num_prompt) == 72 && offsetof(SampleParams, mask) == 76);
-static_assert(sizeof(SampleParams) == 80);
+static_assert(offsetof(SampleParams, given) == 80 && offsetof(SampleParams, unused) == 84);
+static_assert(sizeof(SampleParams) == 88);
 
 // Shared by the rows of a step. The caller has checked that every row's ranges lie inside.
 struct SampleArrays {
@@ -60,7 +63,7 @@ enum class SampleStatus : int32_t {
     ok = 0,
     not_finite = 1,    // a logit is NaN or +inf
     no_candidate = 2,  // every token is impossible
-    bad_id = 3,        // a biased, banned or past token id is outside the vocabulary
+    bad_id = 3,        // a biased, banned, past or given token id is outside the vocabulary
 };
 
 // SAMPLE_RESULT in src/shoal/sampling/batch.py has the same layout.

@@ -32,6 +32,7 @@ class Outcome(NamedTuple):
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...]
     ending: str
 
 
@@ -89,7 +90,8 @@ class Report:
 
 
 def make_requests(count: int, *, vocab_size: int, context_length: int, seed: int = 0) -> tuple[Request, ...]:
-    """Requests of mixed lengths and parameters over random token ids; every third shares a prefix with others.
+    """Requests of mixed lengths and parameters over random token ids; every third shares a prefix with others, and
+    every fifth has its prompt scored.
 
     They need not make sense: exactness is about arithmetic, and random ids reach more of it than prose does.
     """
@@ -104,6 +106,8 @@ def make_requests(count: int, *, vocab_size: int, context_length: int, seed: int
         own = [generator.randrange(vocab_size) for _ in range(generator.randint(1, longest))]
         prompt = (shared + own)[: context_length - new_tokens] if number % 3 == 0 else own
         params = SamplingParams(logprobs=generator.choice((0, 3)), max_tokens=new_tokens, **_style(number))
+        if number % 5 == 1:
+            params = params.with_changes(prompt_logprobs=2)
         requests.append(
             Request(
                 request_id=f"verify-{number}",
@@ -146,7 +150,7 @@ def make_variants(base: EngineConfig, requests: Sequence[Request]) -> tuple[Vari
     # Room for the largest request and some more. Whether a pool makes sequences give way depends on when they end, so
     # several are tried, beginning with one that holds a handful of sequences.
     largest = max(_most_tokens(request) for request in requests)
-    pools = [_blocks(size, block) for size in (3 * largest, 2 * largest, 3 * largest // 2, largest)]
+    pools = [_blocks(quarters * largest // 4, block) for quarters in (12, 8, 6, 5, 7, 9, 10, 11, 4)]
     threads = 2 if base.threads == 1 else 1
     return (
         Variant("batched", together, needs="mean_batch"),
@@ -263,6 +267,7 @@ def _scheduler(config: EngineConfig, backend: Backend, requests: Sequence[Reques
 def _run(backend: Backend, scheduler: Scheduler, requests: Sequence[Request]) -> _Run:
     tokens: dict[tuple[str, int], list[int]] = {}
     logprobs: dict[tuple[str, int], list[TokenLogprobs]] = {}
+    prompts: dict[tuple[str, int], list[TokenLogprobs]] = {}
     endings: dict[tuple[str, int], str] = {}
     for request in requests:
         scheduler.add(request, 0.0)
@@ -276,11 +281,12 @@ def _run(backend: Backend, scheduler: Scheduler, requests: Sequence[Request]) ->
             key = (delta.request_id, delta.index)
             tokens.setdefault(key, []).extend(delta.token_ids)
             logprobs.setdefault(key, []).extend(delta.logprobs)
+            prompts.setdefault(key, []).extend(delta.prompt_logprobs)
             if delta.finish is not None:
                 endings[key] = delta.error or delta.finish.value
                 backend.forget(delta.seq_id)
     outcomes = {
-        key: Outcome(tuple(tokens.get(key, ())), tuple(logprobs.get(key, ())), ending)
+        key: Outcome(tuple(tokens.get(key, ())), tuple(logprobs.get(key, ())), tuple(prompts.get(key, ())), ending)
         for key, ending in endings.items()
     }
     return _Run(outcomes, steps, entries)

@@ -16,15 +16,19 @@ BLOCK = 4
 
 
 def check(arrays: StepArrays, step: StepPlan) -> None:
-    inputs, sampling = arrays.to_step_inputs(step)
-    tokens, positions, starts, samples, samplers = [], [], [0], [], []
+    inputs = arrays.to_step_inputs(step)
+    tokens, positions, starts, samples = [], [], [0], []
     for index, item in enumerate(step.entries):
         tokens += item.token_ids
         positions += range(item.start, item.start + len(item.token_ids))
         starts.append(len(tokens))
+        if item.scores:
+            last = len(item.request.prompt_ids) - 1
+            samples += [
+                starts[-2] + row for row, position in enumerate(range(item.start, last)) if row < len(item.token_ids)
+            ]
         if item.samples:
             samples.append(len(tokens) - 1)
-            samplers.append(index)
         row = inputs.block_tables[index]
         assert row[: len(item.block_table)].tolist() == list(item.block_table)
         assert (row[len(item.block_table) :] == NO_BLOCK).all()
@@ -32,7 +36,6 @@ def check(arrays: StepArrays, step: StepPlan) -> None:
     assert inputs.positions.tolist() == positions
     assert inputs.row_starts.tolist() == starts
     assert inputs.sample_rows.tolist() == samples
-    assert sampling == samplers
     for array in (inputs.token_ids, inputs.positions, inputs.row_starts, inputs.block_tables, inputs.sample_rows):
         assert array.dtype == np.int32
         assert array.flags.c_contiguous
@@ -99,6 +102,17 @@ def test_rows_past_the_table_are_refused(start: int, rows: int) -> None:
     message = rf"sequence 2: rows \[{start}, {start + rows}\) do not fit its 2 blocks of 4"
     with pytest.raises(KernelError, match=message):
         arrays.to_step_inputs(plan(good, bad))
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 8), st.integers(1, 9)), min_size=1, max_size=5))
+def test_scored_rows_are_wanted_too(shapes: list[tuple[int, int, int]]) -> None:
+    entries = []
+    for seq_id, (length, latest, most) in enumerate(shapes):
+        prompt = tuple(range(length))
+        start = min(latest, length - 1)
+        item = entry(request(prompt), prompt, start, min(most, length - start), (0, 1, 2), seq_id=seq_id)
+        entries.append(item._replace(scores=seq_id % 2 == 0 and start < length - 1))
+    check(StepArrays(BLOCK), plan(*entries))
 
 
 def test_forgetting_an_unknown_sequence_is_nothing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.core.params import SamplingParams
-from shoal.core.plan import CacheShape, EntryResult, StepPlan, StepResult, TokenDelta
+from shoal.core.plan import CacheShape, EntryResult, StepEntry, StepPlan, StepResult, TokenDelta, TokenLogprobs
 from shoal.core.request import Request
 from shoal.core.scheduler import Scheduler, SchedulerConfig
 
@@ -18,7 +18,9 @@ def make_scheduler(blocks: int = 64, **config: Any) -> Scheduler:
 
 
 def make_request(name: str, prompt: list[int], max_tokens: int = 4, **fields: Any) -> Request:
-    params = {key: fields.pop(key) for key in ("n", "min_tokens", "presence_penalty") if key in fields}
+    params = {
+        key: fields.pop(key) for key in ("n", "min_tokens", "presence_penalty", "prompt_logprobs") if key in fields
+    }
     return Request(
         request_id=name,
         prompt_ids=tuple(prompt),
@@ -31,8 +33,16 @@ def make_request(name: str, prompt: list[int], max_tokens: int = 4, **fields: An
 
 
 def answer(plan: StepPlan, token: int = 0) -> StepResult:
-    """Every entry that samples gives ``token``."""
-    return StepResult(tuple(EntryResult((token,)) if entry.samples else EntryResult() for entry in plan.entries))
+    """Every entry that samples gives ``token``; a row at position p that is scored has the log-probability -p."""
+    return StepResult(
+        tuple(
+            EntryResult((token,) if entry.samples else (), prompt_logprobs=scored_rows(entry)) for entry in plan.entries
+        )
+    )
+
+
+def scored_rows(entry: StepEntry) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(-float(position), ()) for position in range(entry.start, entry.start + entry.num_scored))
 
 
 def step(scheduler: Scheduler, token: int = 0) -> tuple[StepPlan, tuple[TokenDelta, ...]]:

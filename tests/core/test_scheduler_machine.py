@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from core_support import answer, scored_rows
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -29,8 +30,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 24),
         caching=st.booleans(),
         watermark=st.sampled_from([0.0, 0.1]),
+        score_budget=st.integers(1, 8),
     )
-    def begin(self, *, policy: str, blocks: int, seqs: int, budget: int, caching: bool, watermark: float) -> None:
+    def begin(
+        self,
+        *,
+        policy: str,
+        blocks: int,
+        seqs: int,
+        budget: int,
+        caching: bool,
+        watermark: float,
+        score_budget: int,
+    ) -> None:
         self.blocks = blocks
         self.config = SchedulerConfig(
             max_num_seqs=seqs,
@@ -39,10 +51,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             prefix_caching=caching,
             watermark=watermark,
+            score_budget=score_budget,
         )
         self.scheduler = Scheduler(self.config, CacheShape(blocks, BLOCK, 1, 1, 16, "f32"))
         self.live: dict[tuple[str, int], Request] = {}
         self.given: dict[tuple[str, int], list[int]] = {}
+        self.scored: set[tuple[str, int]] = set()  # that were told their prompt's log-probabilities
         self.seq_ids: dict[int, tuple[str, int]] = {}
         self.plan: StepPlan | None = None
         self.number = 0
@@ -50,7 +64,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=st.lists(st.integers(0, 2), min_size=0, max_size=20),
-        max_tokens=st.integers(1, 20),
+        max_tokens=st.integers(0, 20),
+        scored=st.booleans(),
         n=st.integers(1, 3),
         salt=st.sampled_from([None, "a"]),
         priority=st.integers(-1, 1),
@@ -63,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         *,
         prompt: list[int],
         max_tokens: int,
+        scored: bool,
         n: int,
         salt: str | None,
         priority: int,
@@ -71,10 +87,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens: int,
     ) -> None:
         self.number += 1
+        scored = scored and len(prompt) > 1
+        max_tokens = max(max_tokens, 0 if scored else 1)  # as ``resolve`` has it
         request = Request(
             request_id=f"r{self.number}",
             prompt_ids=tuple(prompt),
-            params=SamplingParams(n=n, presence_penalty=penalty, min_tokens=min(min_tokens, max_tokens)),
+            params=SamplingParams(
+                n=n,
+                presence_penalty=penalty,
+                min_tokens=min(min_tokens, max_tokens),
+                prompt_logprobs=0 if scored else None,
+            ),
             max_tokens=max_tokens,
             stop_ids=frozenset({STOP}),
             seed=0,
@@ -86,7 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             self.scheduler.add(request, self.time)
         except InvalidRequestError:
-            assert not prompt or -(-(len(prompt) + max_tokens - 1) // BLOCK) > self.blocks
+            assert not prompt or -(-(len(prompt) + max(max_tokens, 1) - 1) // BLOCK) > self.blocks
             return
         except QueueFullError:
             assert waiting + n > 12
@@ -121,13 +144,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             tokens = [*entry.request.prompt_ids, *self.given[key]]
             end = entry.start + len(entry.token_ids)
             assert list(entry.token_ids) == tokens[entry.start : end]
-            assert entry.samples == (end == len(tokens))
+            assert entry.samples == (end == len(tokens) and entry.request.max_tokens > 0)
+            assert not entry.scores or (entry.index == 0 and key not in self.scored and entry.num_scored > 0)
+            if entry.index == 0 and entry.request.num_scored and key not in self.scored:
+                assert entry.scores == (entry.start < len(entry.request.prompt_ids) - 1)
             assert entry.num_generated == len(self.given[key])
             assert entry.history == (tuple(tokens) if entry.request.params.penalized else ())
             assert len(entry.block_table) * BLOCK >= end
             touched = set(entry.block_table[entry.start // BLOCK : (end - 1) // BLOCK + 1])
             assert not touched & written, "two sequences write one block"
             written |= touched
+        assert sum(entry.num_scored for entry in entries) <= self.config.score_budget
         # The first in order of those running, after preemptions and admissions, is always served.
         if entries:
             first = min(key for key, _ in self.scheduler._running)
@@ -143,19 +170,31 @@ class SchedulerMachine(RuleBasedStateMachine):
             if data.draw(st.integers(0, 19)) == 0:
                 results.append(EntryResult(error="fault"))
             elif entry.samples:
-                results.append(EntryResult((data.draw(st.integers(0, VOCAB - 1)),)))
+                token = data.draw(st.integers(0, VOCAB - 1))
+                results.append(EntryResult((token,), prompt_logprobs=scored_rows(entry)))
             else:
-                results.append(EntryResult())
+                results.append(EntryResult(prompt_logprobs=scored_rows(entry)))
         deltas = {delta.seq_id: delta for delta in self.scheduler.commit(plan, StepResult(tuple(results)))}
         for entry, result in zip(plan.entries, results, strict=True):
             key = (entry.request.request_id, entry.index)
             delta = deltas.pop(entry.seq_id, None)
-            if key not in self.live or (not entry.samples and result.error is None):
+            only_scored = entry.request.max_tokens == 0 and entry.start + len(entry.token_ids) == len(
+                entry.request.prompt_ids
+            )
+            if key not in self.live or (not entry.samples and not only_scored and result.error is None):
                 assert delta is None
                 continue
             assert delta is not None
             if result.error is not None:
                 assert (delta.finish, delta.error) == (FinishReason.ERROR, "fault")
+                del self.live[key]
+                continue
+            first = entry.index == 0 and key not in self.scored
+            expected = range(entry.request.num_scored) if first else ()
+            assert [item.logprob for item in delta.prompt_logprobs] == [-float(position) for position in expected]
+            self.scored.add(key)
+            if only_scored:
+                assert (delta.finish, delta.token_ids) == (FinishReason.LENGTH, ())
                 del self.live[key]
                 continue
             before = len(self.given[key])
@@ -217,7 +256,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 def _plain(plan: StepPlan) -> StepResult:
-    return StepResult(tuple(EntryResult((0,)) if entry.samples else EntryResult() for entry in plan.entries))
+    return answer(plan)
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)

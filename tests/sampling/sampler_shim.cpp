@@ -36,7 +36,8 @@ void shim_params_layout(int64_t* out) {
         offsetof(P, repetition),    offsetof(P, presence),      offsetof(P, frequency),    offsetof(P, num_logprobs),
         offsetof(P, seed),          offsetof(P, position),      offsetof(P, bias_start),   offsetof(P, bias_count),
         offsetof(P, banned_start),  offsetof(P, banned_count),  offsetof(P, history_start), offsetof(P, history_count),
-        offsetof(P, num_prompt),    offsetof(P, mask),      sizeof(P),
+        offsetof(P, num_prompt),    offsetof(P, mask),      offsetof(P, given),         offsetof(P, unused),
+        sizeof(P),
     };
     for (const size_t offset : offsets) *out++ = static_cast<int64_t>(offset);
 }

@@ -421,6 +421,34 @@ def test_twin_in_a_batch(native: NativeSampler) -> None:
     np.testing.assert_allclose(sampled.top_logprobs, twin.top_logprobs, atol=1e-5)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    logits=st.lists(st.floats(-60, 60, width=32) | st.just(-math.inf), min_size=1, max_size=300),
+    count=st.integers(0, 8),
+    data=st.data(),
+)
+def test_a_given_token_has_its_log_probability(
+    native: NativeSampler, logits: list[float], count: int, data: st.DataObject
+) -> None:
+    row = np.array([logits], np.float32)
+    given_token = data.draw(st.integers(0, len(logits) - 1 + 2))
+    params = SamplingParams(prompt_logprobs=count)
+    batch = pack([entry(params, prompt=(0, given_token))._replace(start=0, scores=True, samples=False)])
+    sampled, twin = native(row, batch), sample_rows(row, batch)
+    assert sampled.results["token"].tolist() == twin.results["token"].tolist()
+    assert sampled.results["status"].tolist() == twin.results["status"].tolist()
+    assert sampled.top_ids.tolist() == twin.top_ids.tolist()
+    np.testing.assert_allclose(sampled.results["logprob"], twin.results["logprob"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(sampled.top_logprobs, twin.top_logprobs, rtol=1e-5, atol=1e-5)
+    if np.isneginf(row).all():
+        assert sampled.results["status"][0] == SampleStatus.NO_CANDIDATE
+    elif given_token >= len(logits):
+        assert sampled.results["status"][0] == SampleStatus.BAD_ID
+    else:
+        assert sampled.results["token"][0] == given_token
+        assert math.isfinite(sampled.results["logprob"][0])
+
+
 def test_exponential(native: NativeSampler) -> None:
     x = -np.concatenate([np.linspace(0, 87, 400_001), np.geomspace(1e-30, 87, 100_001)]).astype(np.float32)
     exact = np.exp(x.astype(np.float64))

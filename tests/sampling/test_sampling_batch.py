@@ -87,7 +87,8 @@ def test_tiny_values_do_not_become_zero() -> None:
 def test_no_rows() -> None:
     batch = pack([entry(SamplingParams(), samples=False)])
     assert len(batch.rows) == 0
-    assert entry_results(batch, SampledRows.empty(batch)) == []
+    assert entry_results((), batch, SampledRows.empty(batch)) == []
+    assert entry_results([entry(SamplingParams(), samples=False)], batch, SampledRows.empty(batch)) == [EntryResult()]
 
 
 PARAMS = st.builds(
@@ -151,7 +152,8 @@ def test_forget_drops_what_is_kept() -> None:
 
 
 def test_entry_results() -> None:
-    batch = pack([entry(SamplingParams(logprobs=k)) for k in (None, 0, 2, None)])
+    entries = [entry(SamplingParams(logprobs=k), samples=k != 1) for k in (None, 1, 0, 2, None)]
+    batch = pack(entries)
     sampled = SampledRows.empty(batch)
     sampled.results[:] = [
         (4, 0, np.nan, 0),
@@ -161,11 +163,56 @@ def test_entry_results() -> None:
     ]
     sampled.top_ids[2] = (1, 6)
     sampled.top_logprobs[2] = (-0.25, -1.5)
-    assert entry_results(batch, sampled) == [
+    assert entry_results(entries, batch, sampled) == [
         EntryResult((4,)),
+        EntryResult(),
         EntryResult((5,), (TokenLogprobs(-0.5, ()),)),
         EntryResult((6,), (TokenLogprobs(-1.5, ((1, -0.25), (6, -1.5))),)),
         EntryResult(error=SampleStatus.NOT_FINITE.message),
+    ]
+
+
+def scored_entry(start: int, rows: int, *, samples: bool) -> StepEntry:
+    """Rows [start, start + rows) of the prompt 10, 11, 12, 13, 14, which is to be scored with two alternatives."""
+    base = entry(SamplingParams(prompt_logprobs=2, logprobs=0), prompt=(10, 11, 12, 13, 14), samples=samples)
+    return base._replace(start=start, token_ids=base.request.prompt_ids[start : start + rows], scores=start < 4)
+
+
+@pytest.mark.parametrize(
+    ("start", "rows", "given"), [(0, 2, [11, 12]), (2, 3, [13, 14]), (4, 1, []), (0, 5, [11, 12, 13, 14])]
+)
+def test_scored_rows_come_before_the_one_that_samples(start: int, rows: int, given: list[int]) -> None:
+    plain = entry(SamplingParams(), seq_id=1)
+    samples = start + rows == 5
+    entries = [plain, scored_entry(start, rows, samples=samples), plain]
+    batch = pack(entries)
+    assert batch.rows["given"].tolist() == [-1, *given, *[-1] * samples, -1]
+    assert batch.rows["position"].tolist() == [10, *given_positions(given), *[start + rows] * samples, 10]
+    sampled = SampledRows.empty(batch)
+    for row, token in enumerate(batch.rows["given"].tolist()):
+        sampled.results[row] = (max(token, 0), 0, -float(row), 1 if token >= 0 else 0)
+    sampled.top_ids[:, :1] = 7
+    first, scored, last = entry_results(entries, batch, sampled)
+    assert first == last == EntryResult((0,))
+    assert [item.logprob for item in scored.prompt_logprobs] == [-float(row) for row in range(1, 1 + len(given))]
+    assert all(item.top == ((7, 0.0),) for item in scored.prompt_logprobs)
+    assert scored.token_ids == ((0,) if samples else ())
+    assert [item.logprob for item in scored.logprobs] == [-float(1 + len(given))] * samples
+
+
+def given_positions(given: list[int]) -> list[int]:
+    return [token - 10 for token in given]
+
+
+def test_a_row_that_cannot_be_scored_fails_its_entry_only() -> None:
+    plain = entry(SamplingParams(), seq_id=1)
+    entries = [scored_entry(2, 3, samples=True), plain]
+    batch = pack(entries)
+    sampled = SampledRows.empty(batch)
+    sampled.results["status"][1] = SampleStatus.NOT_FINITE
+    assert entry_results(entries, batch, sampled) == [
+        EntryResult(error=SampleStatus.NOT_FINITE.message),
+        EntryResult((0,)),
     ]
 
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from shoal.backends.step_arrays import StepArrays
 from shoal.core.grammar import GrammarSpec
-from shoal.core.plan import CacheShape, EntryResult, StepPlan, StepResult
+from shoal.core.plan import CacheShape, StepPlan, StepResult
+from shoal.core.scheduler import SCORE_BUDGET
 from shoal.errors import EngineClosedError, KernelError
 from shoal.grammar.compiler import GrammarCompiler
 from shoal.grammar.states import GrammarStates
@@ -46,8 +47,8 @@ class CpuBackend:
 
     precision: "f32", "bf16", "int8", "int4" or "native". kv_dtype: "f32", "bf16" or "int8". isa: one of
     ``available_isas()``.
-    max_num_seqs bounds the entries of a plan, token_budget its rows. vocabulary: for constraints; without one they
-    are refused.
+    max_num_seqs bounds the entries of a plan, token_budget its rows, score_budget those scored.
+    vocabulary: for constraints; without one they are refused.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class CpuBackend:
         context_length: int,
         max_num_seqs: int,
         token_budget: int,
+        score_budget: int = SCORE_BUDGET,
         vocabulary: LoadVocabulary | None = None,
     ) -> None:
         self._model = model
@@ -81,7 +83,7 @@ class CpuBackend:
         program = _native.Program(
             isa=isa,
             max_rows=self._max_rows,
-            max_samples=max_num_seqs,
+            max_samples=max_num_seqs + score_budget,
             max_sequences=max_num_seqs,
             max_context=context_length,
             vocab=model.vocab_size,
@@ -134,7 +136,7 @@ class CpuBackend:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step natively. KernelError if the plan does not fit what the program was built for."""
         program = self._open()
-        inputs, sampling = self._arrays.to_step_inputs(plan)
+        inputs = self._arrays.to_step_inputs(plan)
         masks = self._grammars.masks(plan.entries)
         batch = self._packer.pack(plan.entries, masks.bits, masks.rows)
         sampled = SampledRows.empty(batch)
@@ -156,10 +158,7 @@ class CpuBackend:
         )
         if error:
             raise KernelError(error)
-        results = [EntryResult()] * len(plan.entries)
-        for index, result in zip(sampling, entry_results(batch, sampled), strict=True):
-            results[index] = self._grammars.take(plan.entries[index], result, masks)
-        return StepResult(tuple(results))
+        return StepResult(self._grammars.take_all(plan.entries, entry_results(plan.entries, batch, sampled), masks))
 
     def check_grammar(self, spec: GrammarSpec) -> None:
         """Compile a constraint, or refuse it."""

@@ -157,8 +157,9 @@ class NullBackend:
             return EntryResult(error=message)
         past = self._check_past(entry)
         self._compute(entry, past)
+        scored = self._scored(entry, past)
         if not entry.samples:
-            return EntryResult()
+            return EntryResult(prompt_logprobs=scored)
         masks = self._grammars.masks((entry,))
         token = self._next_token(entry, masks)
         if token is None:
@@ -167,7 +168,8 @@ class NullBackend:
         del past.tokens[end:]  # a step run again gives its token again
         past.tokens.append(token)
         wanted = entry.request.params.logprobs
-        result = EntryResult((token,), () if wanted is None else (self._logprobs(token, wanted),))
+        logprobs = () if wanted is None else (self._logprobs(token, wanted),)
+        result = EntryResult((token,), logprobs, prompt_logprobs=scored)
         return self._grammars.take(entry, result, masks)
 
     def _fires(self, entry: StepEntry, kind: str) -> str | None:
@@ -220,7 +222,9 @@ class NullBackend:
         for token in entry.token_ids:
             if not 0 <= token < self._vocab_size:
                 raise _wrong(entry, f"token {token} is outside the vocabulary of {self._vocab_size}")
-        if entry.samples != (end == len(request.prompt_ids) + entry.num_generated):
+        if entry.scores and (request.params.prompt_logprobs is None or entry.index != 0 or entry.num_scored < 1):
+            raise _wrong(entry, "scores where there is nothing to score")
+        if entry.samples != (request.max_tokens > 0 and end == len(request.prompt_ids) + entry.num_generated):
             raise _wrong(
                 entry,
                 f"{'samples' if entry.samples else 'does not sample'} after {end} tokens, but has "
@@ -311,6 +315,16 @@ class NullBackend:
             self._closers = np.zeros(self._vocab_size, np.bool_)
             self._closers[[index for index, text in enumerate(tokens) if _CLOSING & set(text)]] = True
         return self._closers
+
+    def _scored(self, entry: StepEntry, past: _Past) -> tuple[TokenLogprobs, ...]:
+        """Of each scored row: a number made of everything up to it, and of the token that follows."""
+        wanted = entry.request.params.prompt_logprobs or 0
+        found = []
+        for position in range(entry.start, entry.start + entry.num_scored):
+            token = past.tokens[position + 1]
+            logprob = -(_mix(past.prints[position], token) % 1024) / 64
+            found.append(self._logprobs(token, wanted)._replace(logprob=logprob))
+        return tuple(found)
 
     def _logprobs(self, token: int, wanted: int) -> TokenLogprobs:
         """The chosen token first, then its successors, each less likely by half a unit."""

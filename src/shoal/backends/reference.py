@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shoal.backends.step_arrays import StepArrays
 from shoal.core.grammar import GrammarSpec
-from shoal.core.plan import CacheShape, EntryResult, StepPlan, StepResult
+from shoal.core.plan import CacheShape, StepPlan, StepResult
 from shoal.errors import ConfigError, EngineClosedError
 from shoal.grammar.compiler import GrammarCompiler
 from shoal.grammar.states import GrammarStates
@@ -82,14 +82,12 @@ class ReferenceBackend:
         """Run the model over all rows, then choose a token for each entry that samples."""
         if self._cache is None:
             raise EngineClosedError("the reference backend was closed")
-        inputs, sampling = self._arrays.to_step_inputs(plan)
+        inputs = self._arrays.to_step_inputs(plan)
         logits = self._forward(inputs, self._cache)
         masks = self._grammars.masks(plan.entries)
         batch = self._packer.pack(plan.entries, masks.bits, masks.rows)
-        results = [EntryResult()] * len(plan.entries)
-        for index, result in zip(sampling, entry_results(batch, sample_rows(logits, batch)), strict=True):
-            results[index] = self._grammars.take(plan.entries[index], result, masks)
-        return StepResult(tuple(results))
+        results = entry_results(plan.entries, batch, sample_rows(logits, batch))
+        return StepResult(self._grammars.take_all(plan.entries, results, masks))
 
     def check_grammar(self, spec: GrammarSpec) -> None:
         """Compile a constraint, or refuse it."""

@@ -7,10 +7,12 @@ promise that an unchanged table is the same object makes that test one compariso
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.core.plan import StepPlan
+from shoal.core.plan import StepEntry, StepPlan
 from shoal.errors import KernelError
 from shoal.kernels.ops import StepInputs
 
@@ -31,8 +33,8 @@ class StepArrays:
         self._tables: NDArray[np.int32] = np.full((_FIRST_SLOTS, _FIRST_WIDTH), NO_BLOCK, dtype=np.int32)
         self._capacities: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, dtype=np.int64)  # tokens that fit the table
 
-    def to_step_inputs(self, plan: StepPlan) -> tuple[StepInputs, list[int]]:
-        """The plan's arrays, and for each of ``sample_rows`` the index of the entry that samples there.
+    def to_step_inputs(self, plan: StepPlan) -> StepInputs:
+        """The plan's arrays; ``sample_rows`` are each entry's scored rows, in order, and then the one that samples.
 
         A table too short for its entry's rows is a ``KernelError``: computing would write into foreign memory.
         """
@@ -42,8 +44,9 @@ class StepArrays:
         lengths: list[int] = []
         token_ids: list[int] = []
         sampling: list[int] = []
+        scoring = False
         known, written = self._slots, self._written
-        for index, (seq_id, _, _, start, tokens, table, samples, _, _) in enumerate(entries):
+        for index, (seq_id, _, _, start, tokens, table, samples, _, _, scores) in enumerate(entries):
             slot = known.get(seq_id)
             if slot is None or written[slot] is not table:
                 slot = self._write(seq_id, table)
@@ -54,6 +57,8 @@ class StepArrays:
             token_ids += tokens
             if samples:
                 sampling.append(index)
+            if scores:
+                scoring = True
 
         slot_array = np.array(slots, dtype=np.intp)
         start_array = np.array(starts, dtype=np.int64)
@@ -75,14 +80,13 @@ class StepArrays:
                 f"sequence {entry.seq_id}: rows [{entry.start}, {entry.start + len(entry.token_ids)}) do not fit "
                 f"its {len(entry.block_table)} blocks of {self._block_size} tokens"
             )
-        inputs = StepInputs(
+        return StepInputs(
             token_ids=np.array(token_ids, dtype=np.int32),
             positions=positions,
             row_starts=row_starts,
             block_tables=self._tables[slot_array],
-            sample_rows=row_starts[1:][sampling] - np.int32(1),
+            sample_rows=_wanted_rows(entries, row_starts) if scoring else row_starts[1:][sampling] - np.int32(1),
         )
-        return inputs, sampling
 
     def forget(self, seq_id: int) -> None:
         """Drop the sequence's table; unknown ids are ignored."""
@@ -116,3 +120,12 @@ class StepArrays:
         self._capacities = np.concatenate((self._capacities, np.zeros(slots - old_slots, dtype=np.int64)))
         self._written = self._written + [()] * (slots - old_slots)
         self._free = list(range(slots - 1, old_slots - 1, -1)) + self._free
+
+
+def _wanted_rows(entries: Sequence[StepEntry], row_starts: NDArray[np.int32]) -> NDArray[np.int32]:
+    rows: list[int] = []
+    for entry, first in zip(entries, row_starts.tolist(), strict=False):
+        rows += range(first, first + entry.num_scored)
+        if entry.samples:
+            rows.append(first + len(entry.token_ids) - 1)
+    return np.array(rows, dtype=np.int32)

@@ -73,6 +73,7 @@ _SAMPLING_FLAGS: Mapping[str, Any] = {
     "stop": _sampling(list[str] | None, "Text that ends the output; may be repeated."),
     "ignore_eos": _sampling(bool | None, "Do not stop at the end-of-sequence token."),
     "logprobs": _sampling(int | None, "Log-probabilities: of the chosen token and so many alternatives."),
+    "prompt_logprobs": _sampling(int | None, "The same for the prompt's tokens."),
     "n": _sampling(int | None, "Completions per prompt."),
     "json_schema": _sampling(Path | None, "File of a JSON schema that the text must fit.", metavar="FILE"),
     "regex": _sampling(str | None, "Regular expression that the whole text must match."),

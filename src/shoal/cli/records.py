@@ -10,7 +10,7 @@ from shoal.engine.outputs import CompletionOutput, RequestOutput, Timings
 
 def output_record(output: RequestOutput) -> dict[str, Any]:
     """The output; the first completion's text stands at the top, where scripts look for it."""
-    return {
+    record = {
         "text": output.text,
         "finish_reason": str(output.finish_reason),
         "completions": [_completion(item) for item in output.completions],
@@ -22,6 +22,9 @@ def output_record(output: RequestOutput) -> dict[str, Any]:
         "timings": None if output.timings is None else _timings(output.timings),
         "seed": output.seed,
     }
+    if output.prompt_logprobs:
+        record["prompt_logprobs"] = [_logprobs(entry) for entry in output.prompt_logprobs]
+    return record
 
 
 def _completion(item: CompletionOutput) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class SamplingParams:
     seed: same seed, same tokens, whatever else is in the batch; None draws a fresh one.
     logprobs: None for none, k for the chosen token's log-probability and the k most likely alternatives. They
         describe the model's own distribution, before penalties, bias, temperature and truncation.
+    prompt_logprobs: the same for each token of the prompt but the first, given those before it.
     max_tokens: at most so many tokens are generated; None means up to the context's end.
     min_tokens: end-of-sequence and stop tokens are impossible before so many tokens; stop strings are ignored before.
     stop: strings that end the output; they are not part of it.
@@ -60,6 +61,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -81,8 +83,9 @@ class SamplingParams:
         _number("frequency_penalty", self.frequency_penalty, low=-100.0, high=100.0)
         if self.seed is not None:
             _integer("seed", self.seed, low=-(2**63), high=2**64 - 1)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), low=0, high=MAX_LOGPROBS)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, low=0, high=MAX_TOKENS_LIMIT)
         _integer("min_tokens", self.min_tokens, low=0, high=MAX_TOKENS_LIMIT)

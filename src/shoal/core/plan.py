@@ -25,6 +25,14 @@ class StepEntry(NamedTuple):
     history: tuple[
         int, ...
     ]  # prompt + generated tokens when needed (penalties; a constraint after a recompute), else ()
+    scores: bool = False  # whether the rows of prompt tokens that have a successor give its log-probability
+
+    @property
+    def num_scored(self) -> int:
+        """Rows [start, start + num_scored) are scored; the prompt's last row has no successor to score."""
+        if not self.scores:
+            return 0
+        return min(self.start + len(self.token_ids), len(self.request.prompt_ids) - 1) - self.start
 
 
 class StepPlan(NamedTuple):
@@ -50,6 +58,7 @@ class EntryResult(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, or empty when not asked for
     error: str | None = None
     ended: bool = False  # the completion's constraint allows nothing after these tokens
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the entry's scored rows
 
 
 class StepResult(NamedTuple):
@@ -68,6 +77,7 @@ class TokenDelta(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...]
     finish: FinishReason | None
     error: str | None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of all the prompt, with the first delta of a scored sequence
 
 
 class CacheShape(NamedTuple):

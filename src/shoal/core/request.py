@@ -28,7 +28,7 @@ class Request:
     request_id: unique among live requests.
     prompt_ids: at least one token id.
     params: as the user gave them.
-    max_tokens: resolved limit on generated tokens, >= 1 (0 never reaches the scheduler); fits the context.
+    max_tokens: resolved limit on generated tokens, fits the context; 0 only where the prompt is to be scored.
     stop_ids: tokens that end a completion: end-of-sequence (unless ignored) and ``params.stop_token_ids``.
     seed: resolved 64-bit seed; completion ``index`` of ``n`` uses its own stream, derived from (seed, index).
     priority: higher is served first under the priority policy.
@@ -45,3 +45,8 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None
+
+    @property
+    def num_scored(self) -> int:
+        """Rows whose log-probabilities are wanted: row p tells how likely token p + 1 of the prompt was."""
+        return 0 if self.params.prompt_logprobs is None else len(self.prompt_ids) - 1

@@ -31,11 +31,14 @@ from shoal.core.request import FinishReason, Request
 from shoal.core.sequence import Sequence, State
 from shoal.errors import ConfigError, InvalidRequestError, QueueFullError
 
+SCORE_BUDGET = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """max_num_seqs: running at once. token_budget: rows per step. max_waiting: completions that may wait.
 
+    score_budget: rows of prompts to be scored per step; each takes as much memory for logits as one that samples.
     watermark: part of the pool that admissions leave free for those running to grow into.
     """
 
@@ -45,9 +48,10 @@ class SchedulerConfig:
     policy: str = "fcfs"
     prefix_caching: bool = True
     watermark: float = 0.01
+    score_budget: int = SCORE_BUDGET
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "token_budget", "max_waiting"):
+        for name in ("max_num_seqs", "token_budget", "max_waiting", "score_budget"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(name, f"must be a positive integer, got {value!r}")
@@ -102,6 +106,7 @@ class Scheduler:
         self._room_made = 0
         self._did_not_fit: tuple[int, int] | None = None  # (seq_id, count of room made)
         self._could_not_displace: tuple[int, int] | None = None  # the same
+        self._score_left = 0  # of this step's score budget
         self._places = 0  # for tokens, in held blocks, summed over steps
         self._empty_places = 0
 
@@ -118,8 +123,8 @@ class Scheduler:
             raise InvalidRequestError("request_id", f"{request.request_id!r} is in use")
         if not request.prompt_ids:
             raise InvalidRequestError("prompt", "must hold at least one token")
-        # The last token is never computed, so it needs no place.
-        longest = len(request.prompt_ids) + request.max_tokens - 1
+        # The last token is never computed, so it needs no place; a prompt that is only scored is computed whole.
+        longest = len(request.prompt_ids) + max(request.max_tokens, 1) - 1
         if self._blocks_for(longest) > self._pool.num_blocks:
             room = self._pool.num_blocks * self._block_size
             raise InvalidRequestError(
@@ -143,6 +148,7 @@ class Scheduler:
                 publishes=shared or count > 1,
                 tokens=list(request.prompt_ids),
                 num_prompt=len(request.prompt_ids),
+                scored=[] if request.num_scored and index == 0 else None,
             )
             self._next_seq_id += 1
             self._by_id[sequence.seq_id] = sequence
@@ -176,6 +182,7 @@ class Scheduler:
         if self._policy.displaces:
             self._displace(preempted)
         entries: list[StepEntry] = []
+        self._score_left = self._config.score_budget
         budget = self._schedule_decodes(entries, preempted, self._config.token_budget)
         budget = self._schedule_chunks(entries, budget)
         # No step with work is empty: if displacing left nobody running, whoever displaced them comes in at once.
@@ -204,6 +211,10 @@ class Scheduler:
             if outcome.error is not None:
                 deltas.append(self._end(sequence, FinishReason.ERROR, error=outcome.error))
                 continue
+            if entry.scores and sequence.scored is not None:
+                if len(outcome.prompt_logprobs) != entry.num_scored:
+                    raise InternalError(f"sequence {entry.seq_id} was not scored row by row")
+                sequence.scored += outcome.prompt_logprobs
             sequence.num_computed = computed = entry.start + len(entry.token_ids)
             if sequence.publishes and computed >= (sequence.num_published + 1) * self._block_size:
                 self._publish(sequence)
@@ -211,6 +222,8 @@ class Scheduler:
                 deltas.append(self._end(sequence, FinishReason.ERROR, error="the backend gave no token"))
             elif entry.samples:
                 deltas.append(self._take_tokens(sequence, outcome))
+            elif computed == len(sequence.tokens):  # a prompt that was only to be scored
+                deltas.append(self._end(sequence, FinishReason.LENGTH, scored=_take_scored(sequence)))
         return tuple(deltas)
 
     # Reports.
@@ -261,7 +274,10 @@ class Scheduler:
     def _check_sequence(self, sequence: Sequence) -> None:
         size = self._block_size
         _require(0 <= sequence.num_computed < len(sequence.tokens), "computed further than there are tokens")
-        _require(sequence.num_generated < sequence.request.max_tokens, "generated too much")
+        _require(sequence.num_generated < max(sequence.request.max_tokens, 1), "generated too much")
+        if sequence.scored is not None:
+            scored = min(sequence.num_computed, sequence.num_prompt - 1)
+            _require(len(sequence.scored) == scored, "scored other rows than were computed")
         if sequence.state is State.WAITING:
             _require(not sequence.block_table and not sequence.num_computed, "a waiting sequence holds something")
             return
@@ -305,10 +321,21 @@ class Scheduler:
             if budget <= 0:
                 break
             if sequence.num_computed < len(sequence.tokens) - 1:
-                count = min(sequence.remaining, budget)
-                entries.append(_entry(sequence, count))
-                budget -= count
+                count = self._chunk(sequence, budget)
+                if count > 0:
+                    entries.append(_entry(sequence, count))
+                    budget -= count
         return budget
+
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        """How many rows of a sequence to compute in this step; none if what it has to score must wait."""
+        count = min(sequence.remaining, budget)
+        if sequence.scored is not None:
+            unscored = sequence.num_prompt - 1 - sequence.num_computed
+            if min(count, unscored) > self._score_left:
+                count = self._score_left
+            self._score_left -= min(count, unscored)
+        return count
 
     def _admit(self, entries: list[StepEntry], budget: int) -> None:
         # A static batch is put together at once, whatever its prompts' length; then nobody joins it.
@@ -332,7 +359,7 @@ class Scheduler:
             del self._waiting[position]
             sequence.move_to(State.RUNNING)
             insort(self._running, (sequence.key, sequence))
-            count = min(sequence.remaining, budget)
+            count = self._chunk(sequence, budget)
             if count > 0:
                 entries.append(_entry(sequence, count))
                 budget -= count
@@ -347,8 +374,12 @@ class Scheduler:
         return first.num_published < (sequence.num_prompt - 1) // self._block_size and first.num_generated == 0
 
     def _match(self, sequence: Sequence) -> Match:
-        """What the cache holds of a waiting sequence; at least one token must be computed to have logits."""
-        limit = (len(sequence.tokens) - 1) // self._block_size if sequence.publishes else 0
+        """What the cache holds of a waiting sequence; at least one token must be computed to have logits.
+
+        A sequence to be scored needs the logits of all rows.
+        """
+        usable = sequence.publishes and sequence.scored is None
+        limit = (len(sequence.tokens) - 1) // self._block_size if usable else 0
         return self._pool.match(sequence.salt, sequence.tokens, limit)
 
     def _fits(self, sequence: Sequence, match: Match, more: int = 0) -> bool:
@@ -400,6 +431,8 @@ class Scheduler:
         sequence.block_table = ()
         sequence.num_computed = sequence.num_published = 0
         sequence.prefix_id = NO_PREFIX
+        if sequence.scored is not None:
+            sequence.scored = []
         sequence.num_preemptions += 1
         insort(self._waiting, (sequence.key, sequence))
         preempted.append(sequence.seq_id)
@@ -435,6 +468,7 @@ class Scheduler:
         request = sequence.request
         finish = None
         count = len(outcome.token_ids)
+        scored = _take_scored(sequence)
         for taken, token in enumerate(outcome.token_ids, start=1):
             generated = sequence.num_generated
             sequence.tokens.append(token)
@@ -444,9 +478,9 @@ class Scheduler:
             elif generated + 1 >= request.max_tokens:
                 finish = FinishReason.LENGTH
             if finish is not None:
-                return self._end(sequence, finish, outcome.token_ids[:taken], outcome.logprobs[:taken])
+                return self._end(sequence, finish, outcome.token_ids[:taken], outcome.logprobs[:taken], scored=scored)
         return TokenDelta(
-            sequence.seq_id, request.request_id, sequence.index, outcome.token_ids, outcome.logprobs, None, None
+            sequence.seq_id, request.request_id, sequence.index, outcome.token_ids, outcome.logprobs, None, None, scored
         )
 
     def _end(
@@ -455,7 +489,9 @@ class Scheduler:
         reason: FinishReason,
         token_ids: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprobs, ...] = (),
+        *,
         error: str | None = None,
+        scored: tuple[TokenLogprobs, ...] = (),
     ) -> TokenDelta:
         """Take a waiting or running sequence out of everything."""
         if sequence.state is State.WAITING:
@@ -475,7 +511,7 @@ class Scheduler:
         siblings.remove(sequence)
         if not siblings:
             del self._by_request[request_id]
-        return TokenDelta(sequence.seq_id, request_id, sequence.index, token_ids, logprobs, reason, error)
+        return TokenDelta(sequence.seq_id, request_id, sequence.index, token_ids, logprobs, reason, error, scored)
 
     # Memory.
 
@@ -503,10 +539,19 @@ def _entry(sequence: Sequence, count: int) -> StepEntry:
         start,
         (tokens[start],) if count == 1 else tuple(tokens[start:end]),
         sequence.block_table,
-        end == len(tokens),
+        end == len(tokens) and request.max_tokens > 0,
         len(tokens) - sequence.num_prompt,
         tuple(tokens) if _needs_history(request.params, count) else (),
+        sequence.scored is not None and start < sequence.num_prompt - 1,
     )
+
+
+def _take_scored(sequence: Sequence) -> tuple[TokenLogprobs, ...]:
+    """The prompt's log-probabilities, once."""
+    if sequence.scored is None:
+        return ()
+    scored, sequence.scored = tuple(sequence.scored), None
+    return scored
 
 
 def _needs_history(params: SamplingParams, count: int) -> bool:

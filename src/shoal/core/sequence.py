@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from shoal.core.block_pool import NO_PREFIX
 from shoal.core.errors import InternalError
+from shoal.core.plan import TokenLogprobs
 from shoal.core.request import Request
 
 
@@ -58,6 +59,7 @@ class Sequence:
     state: State = State.WAITING
     num_preemptions: int = 0
     admitted: bool = field(default=False)  # ever
+    scored: list[TokenLogprobs] | None = None  # of the prompt so far; None when there is nothing (more) to score
 
     @property
     def num_generated(self) -> int:

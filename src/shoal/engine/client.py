@@ -260,4 +260,5 @@ def merge(chunks: Sequence[Chunk]) -> Chunk:
         text="".join(chunk.text for chunk in chunks),
         token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
         logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
+        prompt_logprobs=chunks[0].prompt_logprobs,
     )

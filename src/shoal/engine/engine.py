@@ -229,7 +229,14 @@ class Engine:
                 self._scheduler.finish(delta.seq_id, FinishReason.STOP)
             finish = FinishReason.STOP
         return Chunk(
-            delta.request_id, delta.index, text, delta.token_ids[:taken], delta.logprobs[:taken], finish, delta.error
+            delta.request_id,
+            delta.index,
+            text,
+            delta.token_ids[:taken],
+            delta.logprobs[:taken],
+            finish,
+            delta.error,
+            delta.prompt_logprobs,
         )
 
     def _detokenize(self, live: _Live, delta: TokenDelta) -> tuple[str, int, bool]:

@@ -21,6 +21,7 @@ class Chunk(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish: FinishReason | None = None
     error: str | None = None  # what went wrong, with FinishReason.ERROR
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # on the first chunk of completion 0, if asked for
     timeline: RequestTimeline | None = None  # on the request's very last chunk; nobody changes it any more
 
 

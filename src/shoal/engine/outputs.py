@@ -69,6 +69,7 @@ class RequestOutput:
 
     seed: reproduces the completions; drawn if the parameters had none. None when nothing was computed.
     timings: None when the request never reached the engine.
+    prompt_logprobs: of each token of the prompt but the first, if asked for, else empty.
     """
 
     prompt_ids: tuple[int, ...]
@@ -76,6 +77,7 @@ class RequestOutput:
     usage: Usage
     timings: Timings | None
     seed: int | None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def text(self) -> str:
@@ -102,6 +104,7 @@ class OutputBuilder:
         self._parts: list[list[Chunk]] = [[] for _ in range(n)]
         self._unfinished = n
         self._timeline: RequestTimeline | None = None
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def add(self, chunk: Chunk) -> None:
         """Take the next chunk of any of the completions."""
@@ -110,6 +113,8 @@ class OutputBuilder:
             self._unfinished -= 1
         if chunk.timeline is not None:
             self._timeline = chunk.timeline
+        if chunk.prompt_logprobs:
+            self._prompt_logprobs = chunk.prompt_logprobs
 
     @property
     def done(self) -> bool:
@@ -130,6 +135,7 @@ class OutputBuilder:
             ),
             timings=None if timeline is None else _timings(timeline),
             seed=self._seed,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
 

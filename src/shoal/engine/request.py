@@ -56,7 +56,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmptyResult:
-    """The answer to ``max_tokens=0``: valid, and nothing to compute."""
+    """The answer to ``max_tokens=0`` without a prompt to score: valid, and nothing to compute."""
 
     prompt_ids: tuple[int, ...]
     n: int
@@ -84,7 +84,7 @@ def resolve(
     if params.constraint is not None:
         limits.check_grammar(params.constraint)
     max_tokens = _resolve_max_tokens(len(prompt), params, limits)
-    if max_tokens == 0:
+    if max_tokens == 0 and (params.prompt_logprobs is None or len(prompt) == 1):
         return EmptyResult(prompt_ids=prompt, n=params.n)
     ends = frozenset() if params.ignore_eos else limits.eos_ids
     seed = secrets.randbits(_DRAWN_SEED_BITS) if params.seed is None else params.seed & _SEED_MASK
@@ -147,7 +147,7 @@ def _check_order(priority: object, deadline: object, cache_salt: object) -> None
 
 
 def _resolve_max_tokens(num_prompt: int, params: SamplingParams, limits: Limits) -> int:
-    if params.max_tokens == 0:
+    if params.max_tokens == 0 and (params.prompt_logprobs is None or num_prompt <= limits.pool_tokens):
         return 0
     if num_prompt >= limits.context_length:
         raise InvalidRequestError(

@@ -10,7 +10,7 @@ token is allowed exactly where the grammar's text may end, and is not part of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,6 +101,14 @@ class GrammarStates:
                 continue
             _allow(masks[row], entry.request.stop_ids, bool(masks[row, end_id // 32] >> (end_id % 32) & 1))
         return StepMasks(masks, {entry.seq_id: row for row, entry in enumerate(constrained)})
+
+    def take_all(
+        self, entries: Sequence[StepEntry], results: Sequence[EntryResult], masks: StepMasks
+    ) -> tuple[EntryResult, ...]:
+        """``take`` for a step's entries."""
+        if not masks.rows:
+            return tuple(results)
+        return tuple(self.take(entry, result, masks) for entry, result in zip(entries, results, strict=True))
 
     def take(self, entry: StepEntry, result: EntryResult, masks: StepMasks) -> EntryResult:
         """Follow the chosen token; what the step gave, with the reason of a failure and whether the text ends here."""

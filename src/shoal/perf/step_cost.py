@@ -17,11 +17,11 @@ from shoal.core.plan import StepPlan
 
 
 class SequenceRows(NamedTuple):
-    """One sequence's part of a step: ``rows`` new positions after ``start`` cached ones, and whether it samples."""
+    """One sequence's part of a step: ``rows`` new positions after ``start`` cached ones, and those that need logits."""
 
     start: int
     rows: int
-    samples: bool
+    samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,4 +148,6 @@ def attended_pairs(start: int, rows: int) -> int:
 
 def plan_rows(plan: StepPlan) -> tuple[SequenceRows, ...]:
     """What a plan runs."""
-    return tuple(SequenceRows(entry.start, len(entry.token_ids), entry.samples) for entry in plan.entries)
+    return tuple(
+        SequenceRows(entry.start, len(entry.token_ids), entry.samples + entry.num_scored) for entry in plan.entries
+    )

@@ -43,6 +43,8 @@ SAMPLE_PARAMS = np.dtype(
         ("history_count", np.int32),
         ("num_prompt", np.int32),  # so many of the history are the prompt's
         ("mask", np.int32),  # 0: none, k: row k - 1 of the masks
+        ("given", np.int32),  # -1: choose a token; else it is this one, and only its log-probabilities are wanted
+        ("unused", np.int32),
     ]
 )
 
@@ -58,7 +60,7 @@ SAMPLE_RESULT = np.dtype(
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 _HEAD = struct.Struct("=fifffffiQ")
-_TAIL = struct.Struct("=qiiiiiiii")
+_TAIL = struct.Struct("=qiiiiiiiiii")
 _NO_IDS = np.zeros(0, np.int32)
 _NO_VALUES = np.zeros(0, np.float32)
 _NO_MASKS = np.zeros((0, 0), np.uint32)
@@ -69,7 +71,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """The sampling rows of one step, in plan order.
+    """The sampling rows of one step, in plan order; of an entry first the scored ones, then the one that samples.
 
     rows: SAMPLE_PARAMS [rows].
     bias_ids, bias_values, banned_ids, history: the flat arrays that rows' ranges index.
@@ -89,7 +91,7 @@ class SamplingBatch:
 def pack(
     entries: Sequence[StepEntry], masks: NDArray[np.uint32] = _NO_MASKS, mask_rows: Mapping[int, int] = _NO_ROWS
 ) -> SamplingBatch:
-    """The entries that sample, in order, as arrays."""
+    """What the entries want of their logits, in order, as arrays."""
     return SamplingPacker().pack(entries, masks, mask_rows)
 
 
@@ -113,7 +115,7 @@ class SamplingPacker:
         masks: NDArray[np.uint32] = _NO_MASKS,
         mask_rows: Mapping[int, int] = _NO_ROWS,
     ) -> SamplingBatch:
-        """The entries that sample, in order, as arrays.
+        """What the entries want of their logits, in order, as arrays.
 
         mask_rows: by sequence id, which row of ``masks`` restricts the sequence.
         """
@@ -123,6 +125,9 @@ class SamplingPacker:
         max_logprobs = 0
         kept = self._kept
         for entry in entries:
+            if entry.scores:
+                records += _scored(entry)
+                max_logprobs = max(max_logprobs, entry.request.params.prompt_logprobs or 0)
             if not entry.samples:
                 continue
             sequence = kept.get(entry.seq_id)
@@ -133,7 +138,7 @@ class SamplingPacker:
             mask = mask_rows.get(entry.seq_id, -1) + 1
             records.append(sequence.head)
             if sequence.plain:
-                records.append(_TAIL.pack(position, 0, 0, 0, 0, 0, 0, 0, mask))
+                records.append(_TAIL.pack(position, 0, 0, 0, 0, 0, 0, 0, mask, -1, 0))
                 continue
             bias_start, bias_count = bias_ids.add(sequence.bias_ids)
             bias_values.add(sequence.bias_values)
@@ -153,6 +158,8 @@ class SamplingPacker:
                     past_count,
                     num_prompt,
                     mask,
+                    -1,
+                    0,
                 )
             )
         return SamplingBatch(
@@ -164,6 +171,17 @@ class SamplingPacker:
             masks=masks,
             max_logprobs=max_logprobs,
         )
+
+
+def _scored(entry: StepEntry) -> list[bytes]:
+    """A record for each scored row: the token after it is the prompt's."""
+    head = _HEAD.pack(0, 0, 1, 0, 1, 0, 0, entry.request.params.prompt_logprobs, 0)
+    end = entry.start + entry.num_scored
+    prompt = entry.request.prompt_ids
+    return [
+        head + _TAIL.pack(position, 0, 0, 0, 0, 0, 0, 0, 0, prompt[position], 0)
+        for position in range(entry.start + 1, end + 1)
+    ]
 
 
 class _Flat(Generic[_Scalar]):

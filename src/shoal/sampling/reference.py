@@ -2,7 +2,7 @@
 
 The order is fixed (docs/decisions/0006-sampling.md gives the reasons):
 
-1. log-probabilities are those of the raw logits;
+1. log-probabilities are those of the raw logits; a row whose token is given has nothing else;
 2. penalties: repetition over prompt and output, then presence and frequency over the output;
 3. bias, then bans, then the mask of what a grammar allows;
 4. temperature 0 or top-k 1: the best token; otherwise divide by the temperature and
@@ -57,6 +57,10 @@ def sample(logits: NDArray[np.float32], batch: SamplingBatch, row: int) -> Sampl
     if np.isneginf(logits).all():
         return Sampled(-1, SampleStatus.NO_CANDIDATE)
     top, logprobs = top_logprobs(logits, int(params["num_logprobs"]))
+    if (given := int(params["given"])) >= 0:
+        if given >= len(logits):
+            return Sampled(-1, SampleStatus.BAD_ID, top=top)
+        return Sampled(given, SampleStatus.OK, max(float(logprobs[given]), -float(_FLOAT_MAX)), top)
     if ids_outside(batch, row, len(logits)):
         return Sampled(-1, SampleStatus.BAD_ID, top=top)
     adjusted = adjust(logits, batch, row)

@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.core.plan import EntryResult, TokenLogprobs
+from shoal.core.plan import EntryResult, StepEntry, TokenLogprobs
 from shoal.sampling.batch import SAMPLE_RESULT, SamplingBatch
 
 
@@ -31,7 +31,9 @@ _MESSAGES = {
     SampleStatus.OK: "",
     SampleStatus.NOT_FINITE: "the model's logits hold NaN or infinity: the model file or its format is at fault",
     SampleStatus.NO_CANDIDATE: "no token is possible: every one is banned or has no probability",
-    SampleStatus.BAD_ID: "a token id in logit_bias, the stop ids or the history is outside the model's vocabulary",
+    SampleStatus.BAD_ID: (
+        "a token id in logit_bias, the stop ids, the prompt or the history is outside the model's vocabulary"
+    ),
 }
 
 
@@ -58,17 +60,39 @@ class SampledRows:
         )
 
 
-def entry_results(batch: SamplingBatch, sampled: SampledRows) -> Sequence[EntryResult]:
-    """The result of each sampling entry, in order."""
-    found: list[EntryResult] = []
+def entry_results(entries: Sequence[StepEntry], batch: SamplingBatch, sampled: SampledRows) -> list[EntryResult]:
+    """The result of each entry, in order; ``batch`` was packed from the same entries."""
+    rows = sampled.results.tolist()
     wanted: list[int] = batch.rows["num_logprobs"].tolist()
-    for row, (token, status, logprob, num_top) in enumerate(sampled.results.tolist()):
+    found: list[EntryResult] = []
+    row = 0
+    for entry in entries:
+        scored: tuple[TokenLogprobs, ...] = ()
+        if entry.scores:
+            end = row + entry.num_scored
+            problem = next((status for _, status, _, _ in rows[row:end] if status != SampleStatus.OK), None)
+            if problem is not None:
+                found.append(EntryResult(error=SampleStatus(problem).message))
+                row = end + entry.samples
+                continue
+            scored = tuple(_logprobs(sampled, index, rows[index]) for index in range(row, end))
+            row = end
+        if not entry.samples:
+            found.append(EntryResult(prompt_logprobs=scored))
+            continue
+        token, status, _, _ = rows[row]
         if status != SampleStatus.OK:
             found.append(EntryResult(error=SampleStatus(status).message))
         elif wanted[row] < 0:
-            found.append(EntryResult((token,)))
+            found.append(EntryResult((token,), prompt_logprobs=scored))
         else:
-            ids = sampled.top_ids[row, :num_top].tolist()
-            values = sampled.top_logprobs[row, :num_top].tolist()
-            found.append(EntryResult((token,), (TokenLogprobs(logprob, tuple(zip(ids, values, strict=True))),)))
+            found.append(EntryResult((token,), (_logprobs(sampled, row, rows[row]),), prompt_logprobs=scored))
+        row += 1
     return found
+
+
+def _logprobs(sampled: SampledRows, row: int, result: tuple[int, int, float, int]) -> TokenLogprobs:
+    _, _, logprob, num_top = result
+    ids = sampled.top_ids[row, :num_top].tolist()
+    values = sampled.top_logprobs[row, :num_top].tolist()
+    return TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
