@@ -72,11 +72,18 @@ def test_a_cached_prefix_is_computed_again_to_be_scored() -> None:
 def test_preempted_while_scoring() -> None:
     """Two sequences do not fit together; whoever gives way begins again, and nothing is told twice."""
     expected = scores(PROMPT)
-    with make_llm(blocks=12, token_budget=32) as llm:
-        outputs = llm.generate([PROMPT, PROMPT[:60]], params(max_tokens=40, ignore_eos=True))
-        assert llm.stats().scheduler.preemptions > 0
-    assert outputs[0].prompt_logprobs == expected
-    assert outputs[1].prompt_logprobs == expected[:59]
+    engine = make_engine(blocks=12, token_budget=32)
+    outbox = Recorder()
+    lengths = {"first": 70, "second": 100}
+    for name, length in lengths.items():
+        request = make_request(name, prompt=PROMPT[:length], prompt_logprobs=2, max_tokens=40, ignore_eos=True)
+        engine.inbox.submit(Submit(request, outbox, 0.0))
+    run_until_idle(engine)
+    assert engine.stats.scheduler.preemptions > 0
+    for name, length in lengths.items():
+        told = [chunk.prompt_logprobs for chunk in outbox.chunks if chunk.request_id == name]
+        assert told[0] == expected[: length - 1]
+        assert not any(told[1:])
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -142,7 +149,7 @@ def test_they_come_with_the_first_chunk_also_to_a_slow_reader() -> None:
 
 
 def test_a_fault_while_scoring_fails_the_guilty_only() -> None:
-    fault = Fault("bad", "raise")
+    fault = Fault(request_id="bad", kind="raise")
     engine = make_engine(faults=(fault,), token_budget=40)
     outbox = Recorder()
     for name in ("bad", "good"):

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from shoal.core.request import FinishReason
 from shoal.engine.client import Stream
 from shoal.engine.messages import Chunk
-from shoal.errors import EngineClosedError
+from shoal.errors import EngineClosedError, RequestFailedError
 from shoal.server.answers.chat import ChatAnswer
 from shoal.server.answers.completion import CompletionAnswer
 from shoal.server.answers.envelope import Envelope
@@ -70,6 +70,8 @@ class Answer:
     def _take(self, chunk: Chunk) -> None:
         if chunk.finish is FinishReason.ABORT:
             raise EngineClosedError("the server is shutting down; the answer is not complete")
+        if chunk.finish is FinishReason.ERROR:  # the others of the answer are of no use then
+            raise RequestFailedError(chunk.error or "the request failed")
         self.tally.add(chunk)
 
     def _timings(self) -> dict[str, Any]:
