@@ -4,7 +4,7 @@
 #   .venv/.built      Shoal itself, installed editable: Python files are read from src/, only C++ is ever rebuilt
 #   .venv/.tools      the development tools
 #
-# Variables: PYTHON, the interpreter to make .venv from; ARGS, more arguments for pytest or "shoal run".
+# Variables: PYTHON, the interpreter to make .venv from; ARGS, more arguments for pytest, "shoal serve" or "shoal run".
 
 PYTHON ?= python3
 ARGS ?=
@@ -17,10 +17,13 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow check fix docs peers build asan clean FORCE
+.PHONY: help serve run test test-slow check fix docs peers build asan clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+serve: $(VENV)/.built ## install Shoal into .venv and serve OpenAI's API on port 8000; ARGS="--port 9000" and so on
+	@$(BIN)/shoal serve $(ARGS)
 
 run: $(VENV)/.built ## install Shoal into .venv and answer examples/prompts.jsonl
 	@$(BIN)/shoal run examples/prompts.jsonl $(ARGS)

@@ -31,7 +31,7 @@ def run_make(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_first_command_runs_shoal_and_the_second_tests_it() -> None:
-    assert COMMANDS[:2] == ["make run", "make test"]
+    assert COMMANDS[:2] == ["make serve", "make test"]
 
 
 def test_ci_runs_the_test_command() -> None:
@@ -39,8 +39,8 @@ def test_ci_runs_the_test_command() -> None:
 
 
 def test_both_commands_and_the_example_are_on_the_first_screen() -> None:
-    first_screen = README.read_text(encoding="utf-8").splitlines()[:25]
-    for wanted in ("make run", "make test", "from shoal import LLM, SamplingParams"):
+    first_screen = README.read_text(encoding="utf-8").splitlines()[:30]
+    for wanted in ("make serve", "make test", "curl http", "from shoal import LLM, SamplingParams"):
         assert any(line.startswith(wanted) for line in first_screen)
 
 
