@@ -37,10 +37,11 @@ class Backend(Protocol):
         """
         ...
 
-    def check_grammar(self, spec: GrammarSpec) -> None:
+    def check_grammar(self, spec: GrammarSpec) -> object:
         """InvalidRequestError, naming the spec's field, for a constraint that cannot be honoured.
 
-        Called from any thread, before a request that holds it is queued.
+        What comes back keeps the constraint ready: a request holds it to its end. Called from any thread, before a
+        request that holds it is queued.
         """
         ...
 

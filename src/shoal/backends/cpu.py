@@ -160,9 +160,9 @@ class CpuBackend:
             raise KernelError(error)
         return StepResult(self._grammars.take_all(plan.entries, entry_results(plan.entries, batch, sampled), masks))
 
-    def check_grammar(self, spec: GrammarSpec) -> None:
+    def check_grammar(self, spec: GrammarSpec) -> object:
         """Compile a constraint, or refuse it."""
-        self._grammars.check(spec)
+        return self._grammars.check(spec)
 
     def forget(self, seq_id: int) -> None:
         """Drop what is kept for a sequence."""

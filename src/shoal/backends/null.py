@@ -136,9 +136,9 @@ class NullBackend:
             self._sleep(self._duration(plan))
         return StepResult(tuple(self._run(entry) for entry in plan.entries))
 
-    def check_grammar(self, spec: GrammarSpec) -> None:
+    def check_grammar(self, spec: GrammarSpec) -> object:
         """Compile a constraint, or refuse it."""
-        self._grammars.check(spec)
+        return self._grammars.check(spec)
 
     def forget(self, seq_id: int) -> None:
         """Drop the sequence's past; unknown ids are ignored."""

@@ -89,9 +89,9 @@ class ReferenceBackend:
         results = entry_results(plan.entries, batch, sample_rows(logits, batch))
         return StepResult(self._grammars.take_all(plan.entries, results, masks))
 
-    def check_grammar(self, spec: GrammarSpec) -> None:
+    def check_grammar(self, spec: GrammarSpec) -> object:
         """Compile a constraint, or refuse it."""
-        self._grammars.check(spec)
+        return self._grammars.check(spec)
 
     def forget(self, seq_id: int) -> None:
         """Drop the sequence's block table and sampling state."""

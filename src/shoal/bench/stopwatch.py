@@ -137,9 +137,9 @@ class TimedBackend:
         watch.kernels = self._kernel_times()
         return result
 
-    def check_grammar(self, spec: GrammarSpec) -> None:
+    def check_grammar(self, spec: GrammarSpec) -> object:
         """See ``Backend``."""
-        self._backend.check_grammar(spec)
+        return self._backend.check_grammar(spec)
 
     def forget(self, seq_id: int) -> None:
         """See ``Backend``."""

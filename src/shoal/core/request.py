@@ -6,7 +6,7 @@ into a ``Request``; from here on nothing changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shoal.core.params import SamplingParams
@@ -34,6 +34,7 @@ class Request:
     priority: higher is served first under the priority policy.
     deadline: absolute time on the engine's clock by which the request wants to be done, or None (deadline policy).
     cache_salt: requests share cached prefixes only within equal salts; None is the common salt.
+    compiled: held, and not looked at: it keeps the constraint ready in the backend that compiled it.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None
+    compiled: object = field(default=None, repr=False, compare=False)
 
     @property
     def num_scored(self) -> int:

@@ -24,7 +24,7 @@ _SEED_MASK = (1 << 64) - 1
 _DRAWN_SEED_BITS = 53
 
 
-def refuse_grammar(spec: GrammarSpec) -> None:
+def refuse_grammar(spec: GrammarSpec) -> object:
     """What a backend without a vocabulary says to every constraint."""
     raise InvalidRequestError(spec.field, "this engine was started without a vocabulary, so it cannot constrain texts")
 
@@ -38,7 +38,8 @@ class Limits:
     pool_tokens: tokens that the whole KV pool holds.
     max_waiting: completions that the waiting queue holds.
     eos_ids: tokens by which the model ends a text.
-    check_grammar: raises InvalidRequestError for a constraint that the backend cannot honour.
+    check_grammar: raises InvalidRequestError for a constraint that the backend cannot honour; what it gives keeps the
+        constraint ready.
     """
 
     context_length: int
@@ -46,7 +47,7 @@ class Limits:
     pool_tokens: int
     max_waiting: int
     eos_ids: frozenset[int]
-    check_grammar: Callable[[GrammarSpec], None] = refuse_grammar
+    check_grammar: Callable[[GrammarSpec], object] = refuse_grammar
 
     @property
     def longest(self) -> int:
@@ -81,8 +82,7 @@ def resolve(
         raise InvalidRequestError(
             "n", f"{params.n} completions never fit a waiting queue of {limits.max_waiting}; raise max_waiting"
         )
-    if params.constraint is not None:
-        limits.check_grammar(params.constraint)
+    compiled = None if params.constraint is None else limits.check_grammar(params.constraint)
     max_tokens = _resolve_max_tokens(len(prompt), params, limits)
     if max_tokens == 0 and (params.prompt_logprobs is None or len(prompt) == 1):
         return EmptyResult(prompt_ids=prompt, n=params.n)
@@ -98,6 +98,7 @@ def resolve(
         priority=priority,
         deadline=deadline,
         cache_salt=cache_salt,
+        compiled=compiled,
     )
 
 

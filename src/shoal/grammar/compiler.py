@@ -1,7 +1,8 @@
 """From a specification to a matcher, with every refusal as an ``InvalidRequestError`` that names the field.
 
 Compiling happens in the thread of whoever makes a request, before it is queued, without the interpreter's lock. The
-result is kept: the engine thread, and the next request with the same schema, get copies of a matcher at its start.
+result is kept as long as a request holds it, and the last ones used a while longer: the engine thread, which thus never
+compiles, and the next request with the same schema get copies of a matcher at its start.
 
 JSON may have white space between its parts, but only so much in a row: a model that likes line breaks cannot go on
 with them for ever. Keywords that cannot be enforced are refused, never skipped.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from weakref import WeakValueDictionary
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
@@ -22,8 +24,29 @@ from shoal.grammar.vocabulary import LoadVocabulary, Vocabulary
 
 # A line break and the indentation of eleven levels.
 WHITE_SPACE = r"[\x20\x0A]{1,24}"
-_KEPT = 128
+# Classes of characters whose tokens are gathered beforehand. Where a grammar allows all of a class, its tokens are
+# allowed at a stroke; without them each of thousands is walked through, in every step. The library's own are white
+# space and what a JSON string may hold.
+_CLASSES = (
+    r"[a-z]{1,20}",
+    r"[a-z ]{1,20}",
+    r"[a-zA-Z]{1,20}",
+    r"[a-zA-Z ]{1,20}",
+    r"[a-zA-Z0-9]{1,20}",
+    r"[a-zA-Z0-9 ]{1,20}",
+    r"[a-zA-Z0-9_ ,.]{1,20}",
+)
+_RECENT = 128
 _MAX_MESSAGE = 300
+
+
+class Start:
+    """A compiled constraint, at the start of the text."""
+
+    __slots__ = ("__weakref__", "matcher")
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
 
 
 class GrammarCompiler:
@@ -39,31 +62,28 @@ class GrammarCompiler:
         self._lock = threading.Lock()  # guards the fields below
         self._tokens: _Tokens | None = None
         self._tokenizer: LLTokenizer | None = None
-        self._starts: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
-
-    def check(self, spec: GrammarSpec) -> None:
-        """Compile, or raise ``InvalidRequestError``."""
-        self._start(spec)
+        self._held: WeakValueDictionary[GrammarSpec, Start] = WeakValueDictionary()  # by anybody
+        self._recent: OrderedDict[GrammarSpec, Start] = OrderedDict()
 
     def matcher(self, spec: GrammarSpec) -> LLMatcher:
         """A new matcher at the start of the text."""
-        return self._start(spec).deep_copy()
+        return self.start(spec).matcher.deep_copy()
 
     def usable(self) -> NDArray[np.uint32]:
         """The mask of all tokens that stand for text, and of the end."""
         return self._prepare()[0].usable
 
-    def _start(self, spec: GrammarSpec) -> LLMatcher:
+    def start(self, spec: GrammarSpec) -> Start:
+        """Compile if that was not done yet, or raise ``InvalidRequestError``."""
         with self._lock:
-            kept = self._starts.get(spec)
-            if kept is not None:
-                self._starts.move_to_end(spec)
-                return kept
-        start = _compile(spec, *self._prepare())
+            start = self._held.get(spec)
+        if start is None:
+            start = Start(_compile(spec, *self._prepare()))
         with self._lock:
-            self._starts[spec] = start
-            if len(self._starts) > _KEPT:
-                self._starts.popitem(last=False)
+            self._held[spec] = self._recent[spec] = start
+            self._recent.move_to_end(spec)
+            if len(self._recent) > _RECENT:
+                self._recent.popitem(last=False)
         return start
 
     def _prepare(self) -> tuple[_Tokens, LLTokenizer]:
@@ -71,7 +91,11 @@ class GrammarCompiler:
         with self._lock:
             if self._tokens is None or self._tokenizer is None:
                 self._tokens = _Tokens(self._load(), self.end_id)
-                self._tokenizer = LLTokenizer(self._tokens, n_vocab=self.end_id + 1)  # type: ignore[arg-type]
+                self._tokenizer = LLTokenizer(
+                    self._tokens,  # type: ignore[arg-type]
+                    n_vocab=self.end_id + 1,
+                    slices=[*LLTokenizer.general_slices(), *_CLASSES],
+                )
             return self._tokens, self._tokenizer
 
 

@@ -4,7 +4,7 @@ A matcher has consumed exactly the tokens that its sequence has generated. It ta
 that a text which can only end is known to end in that very step; if the step is run again, or another backend's tokens
 come back after a preemption, the matcher is rebuilt from the tokens. A token thus depends on its own sequence only.
 
-Masks of a batch are filled in parallel between two forward passes, when the threads that compute are idle. A stop
+Masks of a batch are filled between two forward passes, when the threads that compute are idle. A stop
 token is allowed exactly where the grammar's text may end, and is not part of that text.
 """
 
@@ -52,23 +52,27 @@ class GrammarStates:
     """Owned by a backend and used from its thread; only ``check`` may be called from any.
 
     compiler: None for a backend without a vocabulary, which refuses every constraint.
-    threads: how many may fill masks at once.
+    threads: how many may fill masks at once, from four on: with two, which may be one core, handing the work out takes
+        as long as doing it.
     """
 
     def __init__(self, compiler: GrammarCompiler | None, *, threads: int = 1) -> None:
         self._compiler = compiler
-        self._executor = LLExecutor(threads) if compiler is not None and threads > 1 else None
+        self._executor = LLExecutor(threads) if compiler is not None and threads > 3 else None
         self._states: dict[int, _State] = {}
 
     def __len__(self) -> int:
         """How many sequences are remembered."""
         return len(self._states)
 
-    def check(self, spec: GrammarSpec) -> None:
-        """InvalidRequestError for a constraint that cannot be honoured."""
+    def check(self, spec: GrammarSpec) -> object:
+        """InvalidRequestError for a constraint that cannot be honoured.
+
+        The constraint stays compiled as long as what comes back is held.
+        """
         if self._compiler is None:
             raise InvalidRequestError(spec.field, "this backend has no vocabulary, so it cannot constrain texts")
-        self._compiler.check(spec)
+        return self._compiler.start(spec)
 
     def forget(self, seq_id: int) -> None:
         """Drop a sequence; unknown ids are ignored."""
