@@ -1,8 +1,8 @@
 """What constraints cost: whole steps of the engine with 32 sequences, free and constrained, in turn.
 
-A step is everything: drain, schedule, execute, commit, texts, hand out. ``blocked`` is the part of it in which the engine
-does nothing but make masks and follow tokens. Beside it stands what a case's median step takes beyond the free one's of
-the same round; on a machine whose speed drifts from second to second that is the rougher figure.
+A step is everything: drain, schedule, execute, commit, texts, hand out. ``blocked`` is the part of it in which the
+engine does nothing but make masks and follow tokens. Beside it stands what a case's median step takes beyond the free
+one's of the same round; on a machine whose speed drifts from second to second that is the rougher figure.
 
 python benchmarks/grammar_cost.py MODEL.gguf [ROUNDS]
 """
