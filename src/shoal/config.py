@@ -94,7 +94,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     served_name: str | None = None
-    max_body_bytes: int = 8 * 2**20
+    max_body_bytes: int = 4 * 2**20
     keep_alive: int = 75
     grace: int = 30
 

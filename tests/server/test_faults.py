@@ -149,8 +149,8 @@ def test_a_client_that_leaves_aborts_its_request(stream: bool) -> None:
                 await gone.received.wait()
                 gate.clear()
             else:
-                while not client.served.engine.stats.scheduler.running and not client.served.engine._inbox._submitted:
-                    await asyncio.sleep(0.001)
+                while not client.served.client._streams:
+                    await asyncio.sleep(0)
             gone.leave()
             await task
             assert client.served.client._streams == {}

@@ -233,7 +233,9 @@ BROKEN: list[tuple[bytes, str]] = [
     (b'{"temperature": 1e999, "prompt": "p"}', "1e999 is too large"),
     (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
     (b'{"n": 1, "n": 2}', "'n' stands twice"),
-    (b"[" * 100_000 + b"]" * 100_000, "levels deep"),
+    (b"[" * 50_000 + b"]" * 50_000, "levels deep"),
+    (b"[" + b"[]," * 100_000 + b"[]]", "more than 100000 opening brackets"),
+    (b'{"prompt": "' + b"," * 1_000_001 + b'"}', "more than 1000000 commas"),
     (b'{"metadata": ' + b'{"a":' * 150 + b"1" + b"}" * 151, "levels deep"),
     (b"[]", "must be a JSON object, got a list"),
     (b'"text"', "must be a JSON object, got a string"),
@@ -250,7 +252,7 @@ def test_broken_bodies(path: str) -> None:
             assert message in error["message"]
             assert error["code"] == "invalid_json"
 
-    run(play)
+    run(play, max_body_bytes=4 << 20)
 
 
 def test_a_body_that_is_too_large_or_not_json() -> None:
@@ -325,8 +327,8 @@ def test_a_queue_that_is_full() -> None:
         async with serving(gate=gate, max_num_seqs=1, max_waiting=4) as client:
             body = {"prompt": ["a", "b", "c"], "max_tokens": 2}
             first = asyncio.ensure_future(client.whole(COMPLETIONS, body))
-            while not client.served.engine._inbox._submitted and not client.served.engine.stats.scheduler.waiting:
-                await asyncio.sleep(0.001)
+            while not client.served.client._streams:
+                await asyncio.sleep(0)
             answer = await client.post(COMPLETIONS, body)
             assert answer.status_code == 429
             assert answer.json()["error"]["code"] == "queue_full"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from engine_support import EOS
@@ -109,6 +110,12 @@ def test_the_description_is_there_and_names_every_path() -> None:
         }
         assert "ValidationError" not in str(described)
         assert {"CompletionRequest", "ChatRequest", "ChatChunk"} <= described["components"]["schemas"].keys()
-        assert (await client.http.get("/docs")).status_code == 200
+        page = await client.http.get("/docs")
+        assert page.status_code == 200
+        # Everything it needs comes from here: a machine without internet can show it.
+        needed = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        assert needed
+        for place in needed:
+            assert (await client.http.get(place)).status_code == 200
 
     run(play)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
 
 from shoal.core.grammar import GrammarSpec
@@ -105,17 +105,23 @@ def resolve(
 def _check_prompt(prompt_ids: Iterable[int], limits: Limits) -> tuple[int, ...]:
     if isinstance(prompt_ids, (str, bytes)) or not isinstance(prompt_ids, Iterable):
         raise InvalidRequestError("prompt", f"must be token ids here, got {type(prompt_ids).__name__}")
+    if isinstance(prompt_ids, Sized):  # before millions of ids are looked at one by one
+        _check_length(len(prompt_ids), limits)
     prompt = tuple(item if type(item) is int else _as_id(item) for item in prompt_ids)
     if not prompt:
         raise InvalidRequestError("prompt", "is empty; at least one token is needed to generate from")
+    _check_length(len(prompt), limits)
     _check_ids("prompt", prompt, limits)
-    if len(prompt) > limits.context_length:
+    return prompt
+
+
+def _check_length(count: int, limits: Limits) -> None:
+    if count > limits.context_length:
         raise InvalidRequestError(
             "prompt",
-            f"has {len(prompt)} tokens, but the context length is {limits.context_length}; shorten it",
+            f"has {count} tokens, but the context length is {limits.context_length}; shorten it",
             code=TOO_LONG,
         )
-    return prompt
 
 
 def _as_id(item: object) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
+from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -43,6 +44,7 @@ from shoal.server.service import ServedModel, Service
 from shoal.server.sse import EventStream
 from shoal.server.validation import validate
 from shoal.server.work import Work
+from shoal.server.workers import Workers
 
 _BodyModel = TypeVar("_BodyModel", bound=BaseModel)
 _UNREADY = {503: "The model is not there."}
@@ -51,29 +53,31 @@ _GONE = 499  # nginx's word for a client that left; nobody reads it
 
 def make_app(service: Service, *, max_body_bytes: int, logger: logging.Logger) -> ASGIApp:
     """The application over a service. logger: gets a line for every request, at the level INFO."""
-    app = FastAPI(
+    app = FastAPIOffline(
         title="Shoal",
         version=service.version,
         description="An OpenAI-compatible API over an engine that batches.",
         redoc_url=None,
+        static_url="/docs-files",
     )
+    workers = Workers()
     _add_errors(app)
-    _add_generation(app, service, max_body_bytes)
-    _add_texts(app, service, max_body_bytes)
+    _add_generation(app, service, max_body_bytes, workers)
+    _add_texts(app, service, max_body_bytes, workers)
     _add_status(app, service)
     describe(app)
     # Around everything, so that the answer to a bug has an id too.
     return RequestLog(app, logger)
 
 
-def _add_generation(app: FastAPI, service: Service, max_body_bytes: int) -> None:
+def _add_generation(app: FastAPI, service: Service, max_body_bytes: int, workers: Workers) -> None:
     @app.post("/v1/completions", **reading(CompletionRequest, CompletionResponse, streams=True))
     async def complete(request: Request) -> Response:
         """Continue a text, or several."""
         served, body, size = await _read(request, service, CompletionRequest, max_body_bytes)
         if is_light(body, size):
             return await _answer(request, service, body, prepare_completion(served, body))
-        return await _answer(request, service, body, await asyncio.to_thread(prepare_completion, served, body))
+        return await _answer(request, service, body, await workers.prepare(prepare_completion, served, body))
 
     @app.post("/v1/chat/completions", **reading(ChatRequest, ChatResponse, streams=True))
     async def chat(request: Request) -> Response:
@@ -81,15 +85,15 @@ def _add_generation(app: FastAPI, service: Service, max_body_bytes: int) -> None
         served, body, size = await _read(request, service, ChatRequest, max_body_bytes)
         if is_light(body, size):
             return await _answer(request, service, body, prepare_chat(served, body))
-        return await _answer(request, service, body, await asyncio.to_thread(prepare_chat, served, body))
+        return await _answer(request, service, body, await workers.prepare(prepare_chat, served, body))
 
 
-def _add_texts(app: FastAPI, service: Service, max_body_bytes: int) -> None:
+def _add_texts(app: FastAPI, service: Service, max_body_bytes: int, workers: Workers) -> None:
     @app.post("/tokenize", **reading(TokenizeRequest, TokenizeResponse))
     async def tokenize(request: Request) -> Response:
         """The tokens of a text or a conversation."""
         served, body, _ = await _read(request, service, TokenizeRequest, max_body_bytes)
-        ids = await asyncio.to_thread(tokenize_ids, served, body)
+        ids = await workers.read(tokenize_ids, served, body)
         found = {"count": len(ids), "max_model_len": served.context_length, "tokens": ids}
         if body.return_token_strs:
             found["token_strs"] = [served.texts.spelling(token_id) for token_id in ids]
@@ -104,7 +108,8 @@ def _add_texts(app: FastAPI, service: Service, max_body_bytes: int) -> None:
                 last = served.tokenizer.vocab_size - 1
                 message = f"tokens: token id {str(token_id)[:40]} is outside the vocabulary, [0, {last}]"
                 raise ApiError(400, message, param="tokens", code="invalid_value")
-        return _json({"prompt": served.tokenizer.decode(body.tokens, skip_special=False)})
+        text = await workers.read(partial(served.tokenizer.decode, skip_special=False), body.tokens)
+        return _json({"prompt": text})
 
 
 def _add_status(app: FastAPI, service: Service) -> None:

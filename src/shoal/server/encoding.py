@@ -1,8 +1,9 @@
 """Bytes to JSON and back, more strictly than the standard library's defaults.
 
 In: UTF-8, no NaN or infinities (a literal such as 1e999 would be one), no name twice in an object, no nesting deep
-enough to trouble anything that walks a value recursively. Out: no NaN either, always valid UTF-8, always one line for
-whoever reads lines, also by the Unicode characters that some libraries take for line ends.
+enough to trouble anything that walks a value recursively, and not so many values that parsing them holds up others.
+Out: no NaN either, always valid UTF-8, always one line for whoever reads lines, also by the Unicode characters that
+some libraries take for line ends.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from typing import Any, NoReturn
 from shoal.server.errors import ApiError
 
 MAX_DEPTH = 100
+# Parsing takes time by the value, not by the byte, and nobody is served meanwhile. Brackets and commas inside of texts
+# count too, which spares telling them apart.
+MAX_BRACKETS = 100_000
+MAX_COMMAS = 1_000_000
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _LINE_ENDS = str.maketrans({"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
@@ -22,6 +27,10 @@ def from_json(body: bytes) -> Any:
     """The value of a request's body; ``ApiError`` 400 says where it is broken."""
     if not body.strip():
         raise _broken("the body is empty; send a JSON object")
+    if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+        raise _broken(f"the body has more than {MAX_BRACKETS} opening brackets; split it up")
+    if body.count(b",") > MAX_COMMAS:
+        raise _broken(f"the body has more than {MAX_COMMAS} commas; split it up")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
