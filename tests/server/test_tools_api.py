@@ -97,6 +97,47 @@ def test_a_call_that_must_be_made_fits_its_schema(seed: int, choice: Any) -> Non
     run(play, context_length=4096, blocks=512)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_format_beside_tools_is_for_answers_that_are_no_calls(seed: int) -> None:
+    answer_schema = {
+        "type": "object",
+        "properties": {"sky": {"enum": ["blue", "grey"]}},
+        "required": ["sky"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "sky", "schema": answer_schema}}
+
+    async def play(client: Client) -> None:
+        body = {**HELLO, "tools": [WEATHER], "response_format": form, "temperature": 1, "seed": seed}
+        found = (await one_truth(client, body))["choices"][0]
+        message = found["message"]
+        if found["finish_reason"] == "tool_calls":
+            assert message["content"] is None
+            assert json.loads(message["tool_calls"][0]["function"]["arguments"]).keys() == {"city", "days"}
+            kinds.add("call")
+        else:
+            assert found["finish_reason"] == "stop"
+            assert json.loads(message["content"])["sky"] in ("blue", "grey")
+            kinds.add("answer")
+
+    kinds: set[str] = set()
+    run(play, context_length=4096, blocks=512)
+    assert len(kinds) == 1
+
+
+def test_a_model_may_choose_between_a_call_and_an_answer_in_a_format() -> None:
+    """Whatever it begins, the grammar lets it end."""
+    texts = {CALL.replace(">{", ">\n{").replace("}<", "}\n<"): "tool_calls", '{"sky":"blue"}': "stop"}
+    form = {"type": "json_object"}
+    for text, reason in texts.items():
+
+        async def play(client: Client, reason: str = reason) -> None:
+            body = {**HELLO, "tools": [WEATHER], "response_format": form, "temperature": 0, "max_tokens": 200}
+            assert (await one_truth(client, body))["choices"][0]["finish_reason"] == reason
+
+        run(play, script=[*text.encode(), 256], context_length=4096, blocks=512)
+
+
 def test_past_calls_and_their_results_reach_the_prompt() -> None:
     arguments = json.dumps({"city": "Rome", "days": 1})
     messages = [

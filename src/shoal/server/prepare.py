@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
+from shoal.core.grammar import GrammarKind, choose_constraint
 from shoal.core.params import SamplingParams
 from shoal.core.request import Request
 from shoal.engine.request import TOO_LONG, EmptyResult
@@ -295,16 +296,23 @@ def _template_source(served: ServedModel) -> str | None:
 
 
 def _constrain_to_calls(served: ServedModel, tools: ToolUse, values: dict[str, Any]) -> None:
-    for name in ("response_format", "regex", "grammar"):
-        given = values.get(name)
-        if tools.shown and given is not None and given != {"type": "text"}:
-            raise InvalidRequestError(
-                name, "would leave no room for tool calls; set tool_choice to none, or make it two requests"
-            )
-    for schema in tools.schemas:  # one by one, so that a bad one is named
-        served.engine.limits.check_grammar(schema)
-    if tools.constraint is not None:
-        values.pop("response_format", None)
+    """Hold the text to calls that must be made, or to calls or an answer in the format that is asked for."""
+    if not tools.shown:
+        return
+    check = served.engine.limits.check_grammar
+    answer = choose_constraint(values.pop("response_format", None), values.get("regex"), values.get("grammar"))
+    if answer is not None and (tools.constraint is not None or answer.kind is not GrammarKind.JSON_SCHEMA):
+        raise InvalidRequestError(
+            answer.field.partition(".")[0],
+            "would leave no room for tool calls; set tool_choice to none, or make it two requests",
+        )
+    if answer is not None:
+        for schema in (answer, *(tool.parameters for tool in tools.shown)):  # one by one, so that a bad one is named
+            check(schema)
+        values["grammar"] = tools.constraint_beside(answer)
+    elif tools.constraint is not None:
+        for schema in tools.schemas:
+            check(schema)
         values["grammar"] = tools.constraint
 
 

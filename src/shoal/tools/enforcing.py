@@ -1,4 +1,8 @@
-"""The grammar of a text that is nothing but calls: what ``required`` and a named tool mean."""
+"""Grammars of texts that are calls.
+
+``required`` and a named tool mean a text that is nothing but calls; ``auto`` with a response format one that is either
+calls or an answer in that format.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +19,43 @@ _OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A]{1,24
 
 def calls_grammar(tools: Sequence[Tool], format: ToolFormat, *, parallel: bool) -> GrammarSpec:
     """One call of one of the tools, or, if parallel, one or more."""
-    names = " | ".join(f"call_{number}" for number in range(len(tools)))
-    lines = [_start(format, parallel=parallel), f"call: {names}"]
-    for number, tool in enumerate(tools):
-        head = json.dumps({"name": tool.name})[:-1] + f', "{format.arguments_key}": '
-        schema = {**json.loads(tool.parameters.text), "x-guidance": _OPTIONS}
-        lines.append(f'call_{number}: {json.dumps(head)} arguments_{number} "}}"')
-        lines.append(f"arguments_{number}: %json {json.dumps(schema, ensure_ascii=False)}")
+    return _grammar(["start: calls", *_calls(tools, format, parallel=parallel)])
+
+
+def calls_or_answer(tools: Sequence[Tool], format: ToolFormat, answer: GrammarSpec, *, parallel: bool) -> GrammarSpec:
+    """The same, or a text that fits the JSON schema ``answer``."""
+    lines = ["start: calls | answer", f"answer: %json {_schema(answer)}"]
+    return _grammar([*lines, *_calls(tools, format, parallel=parallel)])
+
+
+def _grammar(lines: Sequence[str]) -> GrammarSpec:
     return GrammarSpec(GrammarKind.LARK, "\n".join(lines) + "\n", "tools")
 
 
-def _start(format: ToolFormat, *, parallel: bool) -> str:
+def _schema(spec: GrammarSpec) -> str:
+    return json.dumps({**json.loads(spec.text), "x-guidance": _OPTIONS}, ensure_ascii=False)
+
+
+def _calls(tools: Sequence[Tool], format: ToolFormat, *, parallel: bool) -> list[str]:
+    names = " | ".join(f"call_{number}" for number in range(len(tools)))
+    lines = [_rule(format, parallel=parallel), f"call: {names}"]
+    for number, tool in enumerate(tools):
+        head = json.dumps({"name": tool.name})[:-1] + f', "{format.arguments_key}": '
+        lines.append(f'call_{number}: {json.dumps(head)} arguments_{number} "}}"')
+        lines.append(f"arguments_{number}: %json {_schema(tool.parameters)}")
+    return lines
+
+
+def _rule(format: ToolFormat, *, parallel: bool) -> str:
     match format:
         case ToolFormat.HERMES:
             more = _more(r"\n", "tagged", parallel)
-            return f'start: tagged{more}\ntagged: "{CALL_OPEN}\\n" call "\\n{CALL_CLOSE}"'
+            return f'calls: tagged{more}\ntagged: "{CALL_OPEN}\\n" call "\\n{CALL_CLOSE}"'
         case ToolFormat.LLAMA3:
-            return f"start: call{_more('; ', 'call', parallel)}"
+            return f"calls: call{_more('; ', 'call', parallel)}"
         case ToolFormat.MISTRAL:
             # Without the control token in front, which is no text; the parser takes a bare list as well.
-            return f"""start: "[" call{_more(", ", "call", parallel)} "]\""""
+            return f"""calls: "[" call{_more(", ", "call", parallel)} "]\""""
 
 
 def _more(separator: str, rule: str, parallel: bool) -> str:

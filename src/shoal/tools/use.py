@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.core.grammar import GrammarSpec
 from shoal.tools.definitions import Mode, Tool, ToolChoice, parse_parallel, parse_tool_choice, parse_tools
-from shoal.tools.enforcing import calls_grammar
+from shoal.tools.enforcing import calls_grammar, calls_or_answer
 from shoal.tools.formats import ToolFormat, choose_format
 from shoal.tools.parser import ToolCallParser
 from shoal.tools.prompting import adapt_messages, template_tools
@@ -41,6 +41,10 @@ class ToolUse:
         # A named tool is called once, as OpenAI does.
         parallel = self.parallel and self.choice.name is None
         return calls_grammar(callable_, self.format, parallel=parallel) if callable_ else None
+
+    def constraint_beside(self, answer: GrammarSpec) -> GrammarSpec:
+        """What a text is held to that is to be calls, of whatever tools are shown, or fit a JSON schema."""
+        return calls_or_answer(self.shown, self.format, answer, parallel=self.parallel)
 
     @property
     def schemas(self) -> tuple[GrammarSpec, ...]:
