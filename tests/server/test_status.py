@@ -21,7 +21,7 @@ def test_models() -> None:
         assert listed["data"] == [one]
         Model.model_validate(one, strict=True)
         assert one == {"id": NAME, "object": "model", "created": NOW, "owned_by": "shoal", "max_model_len": 512}
-        missing = await client.http.get("/v1/models/other")
+        missing = await client.http.get("/v1/models/some/other")
         assert missing.status_code == 404
         assert missing.json()["error"]["code"] == "model_not_found"
 

@@ -118,7 +118,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
         """The served model, as a list."""
         return _json({"object": "list", "data": [_model(service.model())]})
 
-    @app.get("/v1/models/{model}", **answering(Model, {404: "Another model's name.", **_UNREADY}))
+    @app.get("/v1/models/{model:path}", **answering(Model, {404: "Another model's name.", **_UNREADY}))
     async def model(model: str) -> Response:
         """The served model."""
         served = service.model()

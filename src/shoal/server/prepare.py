@@ -51,6 +51,9 @@ def prepare_completion(served: ServedModel, body: CompletionRequest) -> Completi
     n, candidates = _candidates(body)
     values = _common_values(served, body)
     values["n"] = candidates
+    many = _is_list_of_prompts(body.prompt)
+    if many and len(body.prompt) > 1:
+        _check_total(served, len(body.prompt) * candidates)
     prompts = _prompts(served, body.prompt)
     echoes = tuple(_prompt_text(served, prompt) for prompt, _ in prompts) if body.echo else ()
     values["logprobs"] = body.logprobs
@@ -61,7 +64,7 @@ def prepare_completion(served: ServedModel, body: CompletionRequest) -> Completi
     requests = []
     for number, (_, ids) in enumerate(prompts):
         # A list of one is a list: its error says which item, as those of longer ones do.
-        name = f"prompt[{number}]" if _is_list_of_prompts(body.prompt) else "prompt"
+        name = f"prompt[{number}]" if many else "prompt"
         wanted = body.max_tokens
         if wanted is None:
             # OpenAI's default, unless there is less room; a prompt without any is refused below.
@@ -69,7 +72,6 @@ def prepare_completion(served: ServedModel, body: CompletionRequest) -> Completi
             wanted = max(1, body.min_tokens or 0, min(DEFAULT_COMPLETION_TOKENS, room))
         with _renamed({"prompt": name, **({"n": "best_of"} if body.best_of is not None else {})}):
             requests.append(_resolve(served, body, ids, {**values, "max_tokens": wanted}))
-    _check_total(served, len(requests) * candidates)
     return CompletionWork(
         served=served,
         requests=tuple(requests),
