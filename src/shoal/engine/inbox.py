@@ -32,6 +32,11 @@ class Inbox:
         """Most completions that may wait."""
         return self._max_waiting
 
+    @property
+    def dead(self) -> bool:
+        """Whether the engine stopped on an internal error."""
+        return isinstance(self._refusal, EngineDeadError)
+
     # For callers, from any thread.
 
     def submit(self, *messages: Submit) -> None:
@@ -55,13 +60,13 @@ class Inbox:
     def abort(self, request_id: str) -> None:
         """Ask to stop a request. Nothing to do once the engine is gone."""
         with self._condition:
-            if not isinstance(self._refusal, EngineDeadError):
+            if not self.dead:
                 self._put(Abort(request_id))
 
     def close(self, *, drain: bool) -> None:
         """Accept no more requests and tell the engine to end. Again is harmless; abort after drain cuts it short."""
         with self._condition:
-            if not isinstance(self._refusal, EngineDeadError):
+            if not self.dead:
                 self._refusal = EngineClosedError("the engine was closed; make a new one")
                 self._put(Close(drain))
 
