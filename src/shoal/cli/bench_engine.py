@@ -6,14 +6,15 @@ import json
 import re
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.bench_files import check_writable, write_file
 from shoal.cli.console import make_console, note
 from shoal.cli.options import DEFAULT_MODEL, Json, Model, takes_some_engine_options
 from shoal.config import EngineConfig
-from shoal.errors import ConfigError, InvalidRequestError
+from shoal.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,7 @@ def engine(
     batches = _batches(batch)
     work = Work(prompt_len=prompt_len, output_len=output_len, mixed=mixed)
     params = _params(temperature, top_p, seed)
-    _check_writable(output)
+    check_writable(output)
     fetch_if_missing(model)
     loaded = load_subject(model, engine, work, batches, params, notify=note)
     try:
@@ -97,7 +98,7 @@ def engine(
         loaded.subject.backend.close()
     record = make_record(report, loaded, work, model=model, rounds=rounds, seed=seed)
     if output is not None:
-        _write(output, record)
+        write_file("output", output, json.dumps(record, indent=1) + "\n")
     if as_json:
         typer.echo(json.dumps(record))
     else:
@@ -122,19 +123,6 @@ def _params(temperature: float, top_p: float, seed: int) -> SamplingParams:
         return SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
     except InvalidRequestError as error:
         raise typer.BadParameter(error.message, param_hint=f"--{error.field.replace('_', '-')}") from None
-
-
-def _check_writable(output: Path | None) -> None:
-    """Before minutes are spent on something that cannot be kept."""
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise typer.BadParameter(f"cannot write {output}: a folder, or in none", param_hint="--output")
-
-
-def _write(output: Path, record: dict[str, Any]) -> None:
-    try:
-        output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError("output", f"cannot write {output}: {error.strerror}") from error
 
 
 def _ceilings(loaded: LoadedSubject, paths: Sequence[str] | None) -> Ceilings:
