@@ -107,6 +107,7 @@ def test_the_description_is_there_and_names_every_path() -> None:
             "/health",
             "/ready",
             "/version",
+            "/metrics",
         }
         assert "ValidationError" not in str(described)
         assert {"CompletionRequest", "ChatRequest", "ChatChunk"} <= described["components"]["schemas"].keys()

@@ -13,7 +13,8 @@ inbox, and one call per step and outbox with all its chunks. Faults stay where t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from shoal.backends.base import Backend
@@ -28,6 +29,8 @@ from shoal.metrics.timeline import RequestTimeline
 from shoal.text.stream import TextStream
 from shoal.text.tokenizer import Tokenizer
 
+SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
@@ -37,6 +40,10 @@ class EngineStats:
     step_sequences: sequences in them, summed; over ``steps`` it is the mean batch.
     step_rows: rows in them, summed.
     generated_tokens: tokens handed out.
+    prompt_tokens: tokens of the prompts of requests that came to run, each prompt once.
+    finished: completions that ended, by the reason.
+    batch_sizes, step_sizes: steps by their sequences and by their rows: how many were in each of ``SIZE_BOUNDS``'
+        ranges, whose upper ends count as inside, and above all of them.
     scheduler: the scheduler's own numbers.
     """
 
@@ -44,6 +51,10 @@ class EngineStats:
     step_sequences: int = 0
     step_rows: int = 0
     generated_tokens: int = 0
+    prompt_tokens: int = 0
+    finished: Mapping[FinishReason, int] = field(default_factory=dict)
+    batch_sizes: tuple[int, ...] = ()
+    step_sizes: tuple[int, ...] = ()
     scheduler: SchedulerStats
 
     @property
@@ -103,7 +114,9 @@ class Engine:
         self._owners: dict[int, _Live] = {}  # of the sequences that have been in a plan
         self._chunks: dict[Outbox, list[Chunk]] = {}  # of this step
         self._closing = False
-        self._steps = self._step_sequences = self._step_rows = self._generated = 0
+        self._steps = self._step_sequences = self._step_rows = self._generated = self._prompt_tokens = 0
+        self._finished = dict.fromkeys(FinishReason, 0)
+        self._batch_sizes, self._step_sizes = ([0] * (len(SIZE_BOUNDS) + 1) for _ in range(2))
         self.stats = self._make_stats()
 
     @property
@@ -170,6 +183,7 @@ class Engine:
         try:
             self._scheduler.add(request, now)
         except ShoalError as error:
+            self._finished[FinishReason.ERROR] += request.params.n
             for index in range(request.params.n):
                 self._put(live, Chunk(request.request_id, index, finish=FinishReason.ERROR, error=str(error)))
             return
@@ -211,6 +225,7 @@ class Engine:
             if chunk.token_ids:
                 live.timeline.add_token(chunk.index, at, len(chunk.token_ids))
             if chunk.finish is not None:
+                self._finished[chunk.finish] += 1
                 self._forget(delta.seq_id)
                 chunk = self._close_completion(live, chunk, at)
             self._put(live, chunk)
@@ -287,6 +302,7 @@ class Engine:
         for request_id in [name for name, live in self._live.items() if live.outbox is outbox]:
             del self._live[request_id]
             for delta in self._scheduler.abort(request_id):
+                self._finished[FinishReason.ABORT] += 1
                 self._forget(delta.seq_id)
 
     def _forget(self, seq_id: int) -> None:
@@ -303,11 +319,14 @@ class Engine:
             if entry.seq_id not in self._owners:
                 live = self._owners[entry.seq_id] = self._live[entry.request.request_id]
                 if live.timeline.admitted is None:
+                    self._prompt_tokens += len(entry.request.prompt_ids)
                     live.timeline.admit(now)
                     live.timeline.cached_tokens = self._scheduler.cached_tokens(entry.seq_id)
         self._steps += 1
         self._step_sequences += len(plan.entries)
         self._step_rows += plan.num_rows
+        self._batch_sizes[bisect_left(SIZE_BOUNDS, len(plan.entries))] += 1
+        self._step_sizes[bisect_left(SIZE_BOUNDS, plan.num_rows)] += 1
 
     def _charge(self, plan: StepPlan, seconds: float) -> None:
         """Share a step's time among those who rode in it, by rows."""
@@ -325,6 +344,10 @@ class Engine:
             step_sequences=self._step_sequences,
             step_rows=self._step_rows,
             generated_tokens=self._generated,
+            prompt_tokens=self._prompt_tokens,
+            finished=self._finished.copy(),
+            batch_sizes=tuple(self._batch_sizes),
+            step_sizes=tuple(self._step_sizes),
             scheduler=self._scheduler.stats(),
         )
 

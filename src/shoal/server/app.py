@@ -17,10 +17,11 @@ from starlette.types import ASGIApp
 from shoal.errors import ShoalError
 from shoal.server.answers.answer import Answer
 from shoal.server.body import read_body
-from shoal.server.description import answering, describe, reading
+from shoal.server.description import answering, answering_text, describe, reading
 from shoal.server.disconnect import ClientGoneError, while_connected
 from shoal.server.encoding import from_json, to_json
 from shoal.server.errors import ApiError, as_api_error, internal_error
+from shoal.server.metrics import CONTENT_TYPE, Metrics
 from shoal.server.prepare import is_light, prepare_chat, prepare_completion, tokenize_ids
 from shoal.server.request_log import Generated, RequestLog
 from shoal.server.requests import (
@@ -60,14 +61,14 @@ def make_app(service: Service, *, max_body_bytes: int, logger: logging.Logger) -
         redoc_url=None,
         static_url="/docs-files",
     )
-    workers = Workers()
+    workers, metrics = Workers(), Metrics(service)
     _add_errors(app)
     _add_generation(app, service, max_body_bytes, workers)
     _add_texts(app, service, max_body_bytes, workers)
-    _add_status(app, service)
+    _add_status(app, service, metrics)
     describe(app)
     # Around everything, so that the answer to a bug has an id too.
-    return RequestLog(app, logger)
+    return RequestLog(app, logger, metrics)
 
 
 def _add_generation(app: FastAPI, service: Service, max_body_bytes: int, workers: Workers) -> None:
@@ -112,7 +113,7 @@ def _add_texts(app: FastAPI, service: Service, max_body_bytes: int, workers: Wor
         return _json({"prompt": text})
 
 
-def _add_status(app: FastAPI, service: Service) -> None:
+def _add_status(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get("/v1/models", **answering(ModelList, _UNREADY))
     async def models() -> Response:
         """The served model, as a list."""
@@ -138,6 +139,11 @@ def _add_status(app: FastAPI, service: Service) -> None:
         if service.ready:
             return _json({"status": "ready"})
         raise ApiError(503, f"not ready: {service.condition}", type="server_error", code="not_ready")
+
+    @app.get("/metrics", **answering_text("Counters, gauges and histograms in Prometheus' format."))
+    async def prometheus() -> Response:
+        """What the server did and does, for Prometheus."""
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     @app.get("/version", **answering(Version, {}))
     async def version() -> Response:

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.responses import Response
 
 from shoal.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from shoal.server.responses import ChatChunk, ErrorResponse
@@ -41,6 +42,14 @@ def reading(body: type[BaseModel], answer: type[BaseModel], *, streams: bool = F
 def answering(answer: type[BaseModel], errors: dict[int, str]) -> dict[str, Any]:
     """Arguments of a route without a body."""
     return {"responses": {200: _success(answer, streams=False), **_errors(errors)}}
+
+
+def answering_text(description: str) -> dict[str, Any]:
+    """Arguments of a route that answers in plain text."""
+    return {
+        "responses": {200: {"description": description, "content": {"text/plain": {"schema": {"type": "string"}}}}},
+        "response_class": Response,
+    }
 
 
 def describe(app: FastAPI) -> None:

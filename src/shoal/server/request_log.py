@@ -19,6 +19,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.server.answers.usage import Tally
+from shoal.server.metrics import Metrics
 
 _ACCEPTED = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _MAX_PATH = 200
@@ -52,9 +53,12 @@ class Generated:
 class RequestLog:
     """Middleware around everything. clock: seconds."""
 
-    def __init__(self, app: ASGIApp, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, app: ASGIApp, logger: logging.Logger, metrics: Metrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._app = app
         self._logger = logger
+        self._metrics = metrics
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,6 +87,10 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            generated: Generated | None = state.get("generated")
+            self._metrics.observe(scope["path"], status, complete=complete)
+            if generated is not None:
+                self._metrics.observe_times(generated.tally.timelines)
             if self._logger.isEnabledFor(logging.INFO):
                 line = {
                     "request_id": state["request_id"],
@@ -92,7 +100,6 @@ class RequestLog:
                     "complete": complete,  # false: the client left, or the answer broke off
                     "seconds": round(self._clock() - began, 6),
                 }
-                generated = state.get("generated")
                 if generated is not None:
                     line |= generated.facts()
                 self._logger.info("%s", json.dumps(line))

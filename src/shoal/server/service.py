@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from shoal.engine.client import AsyncClient
+from shoal.engine.engine import EngineStats
 from shoal.engine.thread import EngineThread
 from shoal.server.errors import RETRY_SECONDS, SERVER, ApiError
 from shoal.server.token_texts import TokenTexts
@@ -113,6 +114,11 @@ class Service:
     def ready(self) -> bool:
         """Whether requests are taken."""
         return self.condition is Condition.READY and self.alive
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """The engine's, as of its last step; None while there is no model."""
+        return None if self._served is None else self._served.engine.stats
 
     def model(self) -> ServedModel:
         """The model, or ``ApiError`` 503 while requests are not taken."""

@@ -46,8 +46,8 @@ def draw_sweep(reports: Sequence[LoadReport], labels: Sequence[str], *, title: s
         for report, label in points:
             at_x, at_y = place(report, rank)
             parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="4" fill="{tone}"/>')
-            if number == 0:
-                parts.append(f'<text x="{at_x:.1f}" y="{at_y + 18:.1f}" text-anchor="middle">{escape(label)}</text>')
+            if number == len(_SERIES) - 1:  # above the upper line nothing is in the way
+                parts.append(f'<text x="{at_x:.1f}" y="{at_y - 10:.1f}" text-anchor="middle">{escape(label)}</text>')
     middle = LEFT + plot_width / 2
     parts.append(f'<text x="{middle:.1f}" y="{base + 38}" text-anchor="middle">output tokens per second</text>')
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 8}" font-size="11" fill="#555">{escape(note)}</text>')

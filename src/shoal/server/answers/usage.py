@@ -21,18 +21,18 @@ class Tally:
     def __init__(self, requests: Sequence[StreamedRequest]) -> None:
         self.prompt_tokens = sum(len(request.prompt_ids) for request in requests)
         self.completion_tokens = 0
-        self._timelines: list[RequestTimeline] = []
+        self.timelines: list[RequestTimeline] = []  # of requests that are done
 
     def add(self, chunk: Chunk) -> None:
         """Take the next chunk."""
         self.completion_tokens += len(chunk.token_ids)
         if chunk.timeline is not None:
-            self._timelines.append(chunk.timeline)
+            self.timelines.append(chunk.timeline)
 
     @property
     def cached_tokens(self) -> int:
         """Tokens of prompts that were found in the prefix cache."""
-        return sum(timeline.cached_tokens for timeline in self._timelines)
+        return sum(timeline.cached_tokens for timeline in self.timelines)
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object."""
@@ -45,7 +45,7 @@ class Tally:
 
     def timings(self) -> dict[str, float | None]:
         """Shoal's timings object, in seconds; null where there is nothing to measure."""
-        lines = self._timelines
+        lines = self.timelines
         arrived = min((line.arrived for line in lines), default=None)
         admitted = min((line.admitted for line in lines if line.admitted is not None), default=None)
         first = min((line.first_token for line in lines if line.first_token is not None), default=None)
