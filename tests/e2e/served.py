@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 LAUNCH = "from shoal.cli import main; main()"
 
@@ -30,6 +30,15 @@ class ServerProcess:
         line = self.process.stdout.readline()
         assert line, self.log.read_text()
         self.facts: dict[str, Any] = json.loads(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever became of the test, nothing stays."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.stop()
 
     @property
     def address(self) -> str:

@@ -272,22 +272,40 @@ def test_the_javascript_client(server: ServerProcess, js: Path, by_library: dict
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_what_runs_end(model_path: Path, tmp_path: Path, number: int) -> None:
-    server = ServerProcess(model_path, tmp_path)
-    with httpx.Client(timeout=60) as http:
-        body = {**HOW, "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with ServerProcess(model_path, tmp_path) as server, httpx.Client(timeout=60) as http:
+        body = {**HOW, "max_tokens": 200, "ignore_eos": True, "stream": True}
         with http.stream("POST", f"{server.address}/v1/chat/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
             server.process.send_signal(number)
+            while (ready := http.get(f"{server.address}/ready")).status_code == 200:
+                continue
+            assert ready.json()["error"]["code"] == "not_ready"
+            refused = http.post(f"{server.address}/v1/chat/completions", json=HOW)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert http.get(f"{server.address}/health").status_code == 200
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert len(rest) > 50
-    assert server.stop(number) == 0
+        assert "error" not in json.loads(rest[-2].removeprefix("data: "))
+        assert server.process.wait(60) == 0
+
+
+def test_what_takes_longer_than_the_grace_period_ends_with_an_error(model_path: Path, tmp_path: Path) -> None:
+    with ServerProcess(model_path, tmp_path, "--grace", "1") as server, httpx.Client(timeout=60) as http:
+        body = {**HOW, "max_tokens": 8000, "ignore_eos": True, "stream": True}
+        with http.stream("POST", f"{server.address}/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            *_, last, done = [line for line in lines if line]
+        assert done == "data: [DONE]"
+        assert "shutting down" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        assert server.process.wait(60) == 0
 
 
 def test_a_second_signal_ends_it_at_once(model_path: Path, tmp_path: Path) -> None:
-    server = ServerProcess(model_path, tmp_path)
-    with httpx.Client(timeout=60) as http:
+    with ServerProcess(model_path, tmp_path) as server, httpx.Client(timeout=60) as http:
         body = {**HOW, "max_tokens": 8000, "ignore_eos": True, "stream": True}
         with http.stream("POST", f"{server.address}/v1/chat/completions", json=body) as answer:
             next(answer.iter_lines())

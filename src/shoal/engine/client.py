@@ -127,6 +127,12 @@ class AsyncClient:
         self._waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request runs or waits."""
+        with self._lock:
+            return bool(self._streams)
+
     async def submit(
         self,
         prompt_ids: Iterable[int],

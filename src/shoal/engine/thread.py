@@ -50,8 +50,13 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        """Whether the engine works: its thread runs, and has not told that it will not go on."""
-        return self._thread.is_alive() and not self._inbox.dead
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def dead(self) -> bool:
+        """Whether the engine stopped on an internal error, and not because it was closed."""
+        return self._inbox.dead
 
     def new_request_id(self) -> str:
         """An id that no other request of this engine has."""

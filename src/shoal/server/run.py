@@ -26,19 +26,22 @@ from shoal.config import ServerConfig
 from shoal.engine.start import start_engine
 from shoal.errors import ConfigError, EngineDeadError
 from shoal.server.app import make_app
-from shoal.server.service import ServedModel, Service
+from shoal.server.service import Condition, ServedModel, Service
 
 if TYPE_CHECKING:
     from shoal.assembly import LoadedModel
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WATCH_SECONDS = 1
+_LOOK_SECONDS = 0.05  # how often a server that is to end looks whether everything is done
+_LAST_SECONDS = 5  # for answers on their way when everything is done
 
 
 def serve(
     config: ServerConfig, load: Callable[[], LoadedModel], on_ready: Callable[[LoadedModel, ServedModel, str], None]
 ) -> None:
-    """Serve until a signal: SIGINT or SIGTERM finishes what runs, within the grace period; a second one ends at once.
+    """Serve until a signal. At SIGINT or SIGTERM new requests are answered with 503 and what runs is finished, within
+    the grace period; what is left then ends with an error. A second signal ends everything at once.
 
     load: gives the model; called in a thread. on_ready: told the model and the server's address when requests are
     taken. Raises ConfigError for an address that cannot be had, what ``load`` raises, and EngineDeadError if the engine
@@ -88,6 +91,7 @@ async def _serve(
     loading: asyncio.Future[LoadedModel] = _in_daemon_thread(load)
     serving: asyncio.Future[None] = asyncio.ensure_future(server.serve(sockets=[bound]))
     served: ServedModel | None = None
+    draining: asyncio.Future[None] | None = None
     try:
         either: list[asyncio.Future[Any]] = [loading, serving]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -99,16 +103,32 @@ async def _serve(
             served = ServedModel.of(loaded, engine, name=name, created=created, version=service.version)
             service.open(served)
             on_ready(loaded, served, address)
+            draining = asyncio.ensure_future(_end_when_done(server, served, config.grace))
         elif loading.done():
             server.should_exit = True
         await serving
         if loading.done():
             loading.result()  # its error
-        if served is not None and not served.engine.alive:
+        if served is not None and served.engine.dead:
             raise EngineDeadError("the engine has stopped on an internal error; the server ends with it")
     finally:
+        if draining is not None:
+            draining.cancel()
         if served is not None:
             served.engine.close()
+
+
+async def _end_when_done(server: _Server, served: ServedModel, grace: float) -> None:
+    """Once the server was told to end: wait for what runs, abort what takes too long, then let it end."""
+    await server.told_to_end.wait()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + grace
+    while served.client.busy and loop.time() < deadline:
+        await asyncio.sleep(_LOOK_SECONDS)
+    if served.client.busy:
+        # Its requests get a last chunk, so answers end properly, with an error.
+        await asyncio.to_thread(served.engine.close)
+    server.should_exit = True
 
 
 def _in_daemon_thread(load: Callable[[], LoadedModel]) -> asyncio.Future[LoadedModel]:
@@ -150,12 +170,13 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=config.keep_alive,
-                timeout_graceful_shutdown=config.grace,
+                timeout_graceful_shutdown=_LAST_SECONDS,
                 callback_notify=self._watch,
                 timeout_notify=_WATCH_SECONDS,
             )
         )
         self._service = service
+        self.told_to_end = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -168,10 +189,13 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal asks for an orderly end, the second for one at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
-        self._service.stop_admitting()
+        """The first signal asks for an orderly end, the second for one at once, as any does before there is a model."""
+        if self._service.condition is Condition.READY:
+            self._service.stop_admitting()
+            # A signal handler runs between two bytecodes of the loop's own thread, which may be asleep.
+            asyncio.get_running_loop().call_soon_threadsafe(self.told_to_end.set)
+        else:
+            self.force_exit = self.should_exit = True
 
     async def _watch(self) -> None:
         if not self._service.alive:

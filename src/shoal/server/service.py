@@ -107,8 +107,8 @@ class Service:
 
     @property
     def alive(self) -> bool:
-        """Whether there is nothing wrong: the engine, if there is one, runs."""
-        return self._served is None or self._served.engine.alive or self.condition is Condition.CLOSING
+        """Whether there is nothing wrong with the engine, if there is one."""
+        return self._served is None or not self._served.engine.dead
 
     @property
     def ready(self) -> bool:
