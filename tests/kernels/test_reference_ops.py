@@ -337,6 +337,22 @@ def test_the_cache_in_bfloat16_holds_rounded_values() -> None:
     assert (got_keys != keys).any()
 
 
+@settings(deadline=None)
+@given(SEEDS, st.integers(1, 40), st.integers(1, 300), st.integers(1, 200))
+def test_a_row_has_the_same_bits_in_every_place(seed: int, rows: int, width: int, features: int) -> None:
+    """Whatever the machine's BLAS does at the edges of a product."""
+    x, weights, tensor = (
+        normal(seed, rows, width),
+        ReferenceWeights(dequantize_f32),
+        weight(normal(seed, features, width)),
+    )
+    whole = weights.product(x, tensor)
+    np.testing.assert_allclose(whole, x.astype(np.float64) @ weights.matrix(tensor).T, rtol=1e-4, atol=1e-4)
+    alone = np.concatenate([weights.product(x[row : row + 1], tensor) for row in range(rows)])
+    np.testing.assert_array_equal(alone, whole)
+    np.testing.assert_array_equal(weights.product(x[::-1], tensor)[::-1], whole)
+
+
 def test_weights_are_expanded_once() -> None:
     calls = []
 

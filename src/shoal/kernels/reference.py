@@ -19,9 +19,11 @@ the precision: it reads keys and values as they were stored, and computes in flo
 token's key and value of a head in 8 bits with one scale, and a query meets it rounded in the same way; softmax weights,
 with the values' scales multiplied in, are rounded to 8 bits without a sign, with one scale per 16 positions.
 
-A row's result does not depend on its neighbours. Matrix products see tiles of a fixed number of rows, filled up with
-zeros, because BLAS libraries choose kernels, and with them the order of a sum, by shape; attention works row by row
-over exactly the positions that the row may see.
+A row's result does not depend on its neighbours, nor on its place among them. BLAS libraries choose kernels, and with
+them the order of a sum, by shape, and some treat the rows at the edge of a product differently. So matrix products see
+tiles of a fixed number of rows, filled up with zeros, and that number is found by trying: the largest at which this
+machine's library gives a row the same bits in every place (``equal_rows``). Attention works row by row over exactly the
+positions that the row may see.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ FloatArray = NDArray[np.float32]
 Dequantize = Callable[[str, NDArray[np.uint8]], FloatArray]
 """(type name, uint8 [rows, bytes per row]) -> float32 [rows, features]."""
 
-ROW_TILE = 16
+ROW_TILES = (16, 8, 4, 2)
+"""Rows of a matrix product, the fastest first; one row at a time is right on every library."""
+PROBES = 16
 PRECISIONS = ("f32", "bf16", "int8", "int4", "native")
 KV_DTYPES = ("f32", "bf16", "int8")
 UNQUANTIZED = ("F32", "F16", "BF16")
@@ -77,6 +81,7 @@ class ReferenceWeights:
         # Keyed by identity, as a WeightTensor holds an array and so has no hash; the tensor is kept beside the
         # result so that its id stays taken.
         self._kept: dict[tuple[int, bool], tuple[WeightTensor, FloatArray]] = {}
+        self._tiles: dict[tuple[int, ...], int] = {}
 
     def vector(self, weight: WeightTensor) -> FloatArray:
         """A norm's weight or a bias, [features]."""
@@ -86,13 +91,26 @@ class ReferenceWeights:
         """A linear operation's weight in this precision, [out, in]; ``head`` if it gives the logits."""
         return self._keep(weight, head=head)
 
+    def product(self, x: FloatArray, weight: WeightTensor, *, head: bool = False) -> FloatArray:
+        """``x`` [rows, in] @ weight.T in this precision, [rows, out]; a row's bits depend on that row alone."""
+        matrix = self.matrix(weight, head=head)
+        if x.shape[1] != matrix.shape[1]:
+            raise KernelError(f"{weight.name}: takes {matrix.shape[1]} features, got {x.shape[1]}")
+        size = self._tiles.get(matrix.shape)
+        if size is None:
+            size = self._tiles[matrix.shape] = equal_rows(matrix)
+        seen = self._treatment(weight.type_name, head=head).seen(x)
+        out = np.empty((len(x), len(matrix)), dtype=np.float32)
+        for start in range(0, len(x), size):
+            rows = seen[start : start + size]
+            tile = np.zeros((size, x.shape[1]), dtype=np.float32)
+            tile[: len(rows)] = rows
+            out[start : start + size] = (tile @ matrix.T)[: len(rows)]
+        return out
+
     def rows(self, table: WeightTensor, indices: NDArray[np.int32]) -> FloatArray:
         """Some rows of an embedding table; the whole table is never expanded for it."""
         return self._dequantize(table.type_name, table.data[indices])
-
-    def seen_by(self, weight: WeightTensor, x: FloatArray, *, head: bool = False) -> FloatArray:
-        """What a linear operation with this weight sees of its input in this precision."""
-        return self._treatment(weight.type_name, head=head).seen(x)
 
     def _treatment(self, type_name: str, *, head: bool) -> Treatment:
         if self.precision == "f32":
@@ -123,6 +141,20 @@ class ReferenceWeights:
                 values = self._treatment(weight.type_name, head=head).stored(values)
             kept = self._kept[key] = (weight, values)
         return kept[1]
+
+
+def equal_rows(matrix: FloatArray) -> int:
+    """The largest of ``ROW_TILES`` at which a product with ``matrix`` [out, in] gives every place the same bits.
+
+    Tried, not derived: which sums a library reorders is its own affair and changes with the machine, the shape and the
+    number of threads. Several rows are tried, each repeated, as two orders of one short sum may well agree.
+    """
+    rows = np.random.default_rng(0).standard_normal((PROBES, 1, matrix.shape[1]), dtype=np.float32)
+    for size in ROW_TILES:
+        products = [np.repeat(row, size, axis=0) @ matrix.T for row in rows]
+        if all(np.array_equal(product, product[:1].repeat(size, axis=0), equal_nan=True) for product in products):
+            return size
+    return 1
 
 
 class ReferenceCache:
@@ -236,13 +268,9 @@ class ReferenceOps:
             raise KernelError(f"linear: {len(weights)} weights but {len(biases)} biases; give () or one per weight")
         parts = []
         for weight, bias in zip(weights, biases or (None,) * len(weights), strict=True):
-            part = self._product(x, weight)
+            part = self._weights.product(x, weight)
             parts.append(part if bias is None else part + self._weights.vector(bias))
         return np.concatenate(parts, axis=1)
-
-    def _product(self, x: FloatArray, weight: WeightTensor, *, head: bool = False) -> FloatArray:
-        seen = self._weights.seen_by(weight, x, head=head)
-        return _matmul(seen, self._weights.matrix(weight, head=head), weight.name)
 
     def rope_and_cache(self, qkv: FloatArray, layer: int, attention: AttentionSpec, rope: RopeSpec) -> FloatArray:
         """Rotate q and k, store k and v, give q."""
@@ -291,21 +319,8 @@ class ReferenceOps:
 
     def lm_head(self, x: FloatArray, weight: WeightTensor) -> FloatArray:
         """Logits: a linear operation like the others, but for a precision that spares it."""
-        return self._product(x, weight, head=True)
+        return self._weights.product(x, weight, head=True)
 
     def _sequences(self) -> list[tuple[int, slice]]:
         starts = self._inputs.row_starts.tolist()
         return [(index, slice(*bounds)) for index, bounds in enumerate(pairwise(starts))]
-
-
-def _matmul(x: FloatArray, weight: FloatArray, name: str) -> FloatArray:
-    """x @ weight.T, in products of always ROW_TILE rows."""
-    if x.shape[1] != weight.shape[1]:
-        raise KernelError(f"{name}: takes {weight.shape[1]} features, got {x.shape[1]}")
-    out = np.empty((len(x), len(weight)), dtype=np.float32)
-    for start in range(0, len(x), ROW_TILE):
-        tile = np.zeros((ROW_TILE, x.shape[1]), dtype=np.float32)
-        rows = x[start : start + ROW_TILE]
-        tile[: len(rows)] = rows
-        out[start : start + ROW_TILE] = (tile @ weight.T)[: len(rows)]
-    return out
