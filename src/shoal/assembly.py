@@ -153,7 +153,8 @@ def resolve_config(model: Model, config: EngineConfig) -> tuple[EngineConfig, tu
         ("block_size", config.block_size, "small blocks waste little and share prefixes finely"),
         ("max_num_seqs", config.max_num_seqs, "past this a CPU's arithmetic is full and only latency grows"),
         ("token_budget", config.token_budget, "bounds how long a prefill chunk can hold up the decodes beside it"),
-        ("policy", config.policy, "first come, first served"),
+        ("policy", config.policy, "higher priorities first; among equals, first come, first served"),
+        ("priority_ageing", config.priority_ageing, "seconds of waiting worth a level: low priority is not starved"),
         ("prefix_caching", config.prefix_caching, "equal prefixes are computed once; results are the same bits"),
         ("max_waiting", config.max_waiting, "a bounded queue refuses work it would serve too late"),
     ):

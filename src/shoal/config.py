@@ -35,7 +35,8 @@ class EngineConfig:
     context_length: longest sequence; None is the model's own.
     max_num_seqs: most sequences running at once.
     token_budget: most rows per step, shared by decodes and prefill chunks.
-    policy: order of waiting and choice of victims.
+    policy: order of waiting and choice of victims. "priority", the default, is "fcfs" as long as nobody has a priority.
+    priority_ageing: seconds of waiting that are worth a level of priority, under policy "priority"; 0 is never.
     max_waiting: most waiting requests before submit is refused.
     prefix_caching: reuse KV blocks of equal prefixes.
     """
@@ -49,7 +50,8 @@ class EngineConfig:
     context_length: int | None = None
     max_num_seqs: int = 64
     token_budget: int = 512
-    policy: str = "fcfs"
+    policy: str = "priority"
+    priority_ageing: int = 30
     max_waiting: int = 1024
     prefix_caching: bool = True
 
@@ -66,6 +68,7 @@ class EngineConfig:
         _integer("context_length", self.context_length, low=2, high=2**31 - 1, optional=True)
         _integer("max_num_seqs", self.max_num_seqs, low=1, high=4096)
         _integer("token_budget", self.token_budget, low=1, high=65536)
+        _integer("priority_ageing", self.priority_ageing, low=0, high=10_000_000)
         _integer("max_waiting", self.max_waiting, low=1, high=10_000_000)
         if not isinstance(self.prefix_caching, bool):
             raise ConfigError("prefix_caching", f"must be true or false, got {self.prefix_caching!r}")

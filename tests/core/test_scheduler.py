@@ -11,8 +11,8 @@ from core_support import BLOCK, answer, drain, make_request, make_scheduler, ser
 from shoal.core.errors import InternalError
 from shoal.core.plan import EntryResult, StepResult
 from shoal.core.policy import POLICIES
-from shoal.core.request import FinishReason
-from shoal.core.scheduler import SchedulerConfig
+from shoal.core.request import FinishReason, Request
+from shoal.core.scheduler import Scheduler, SchedulerConfig
 from shoal.core.sequence import TRANSITIONS, Sequence, State
 from shoal.errors import ConfigError, InvalidRequestError, QueueFullError
 
@@ -166,6 +166,51 @@ def test_nobody_is_displaced_for_nothing() -> None:
     drain(scheduler)
 
 
+def order_of_service(scheduler: Scheduler, arrivals: dict[int, list[Request]], steps: int) -> list[str]:
+    """The order in which requests end; arrivals by step, which takes a second."""
+    ended = []
+    for time in range(steps):
+        for request in arrivals.get(time, ()):
+            scheduler.add(request, float(time))
+        if scheduler.has_work():
+            ended += [delta.request_id for delta in step(scheduler)[1] if delta.finish is not None]
+    return ended
+
+
+@pytest.mark.parametrize(("ageing", "waited"), [(5.0, 10), (20.0, 40), (None, None)])
+def test_low_priority_is_starved_only_where_ageing_is_off(ageing: float | None, waited: int | None) -> None:
+    """A request of high priority every second would fill the one place for ever."""
+    scheduler = make_scheduler(policy="priority", max_num_seqs=1, priority_ageing=ageing)
+    arrivals = {time: [make_request(f"high{time}", [1], max_tokens=1, priority=2)] for time in range(100)}
+    arrivals[0].append(make_request("low", [2], max_tokens=1))
+    order = order_of_service(scheduler, arrivals, 100)
+    assert len(order) == 100
+    assert ("low" in order) == (waited is not None)
+    if waited is not None:
+        assert abs(order.index("low") - waited) <= 1  # two levels above it, each worth ``ageing`` seconds
+
+
+def test_who_has_aged_past_a_priority_is_not_displaced_by_it() -> None:
+    scheduler = make_scheduler(policy="priority", max_num_seqs=1, priority_ageing=5.0)
+    scheduler.add(make_request("low", [1], max_tokens=9), 0.0)
+    step(scheduler)
+    scheduler.add(make_request("late", [2], max_tokens=1, priority=1), 6.0)
+    assert step(scheduler)[0].preempted == ()
+    scheduler.add(make_request("higher", [3], max_tokens=1, priority=2), 6.0)
+    assert [served(step(scheduler)[0])[0][0] for _ in range(2)] == ["higher.0", "low.0"]
+    drain(scheduler)
+
+
+def test_an_old_request_takes_nobody_s_place_of_equal_or_higher_priority() -> None:
+    scheduler = make_scheduler(policy="priority", max_num_seqs=1, priority_ageing=1.0)
+    scheduler.add(make_request("running", [1], max_tokens=9, priority=1), 50.0)
+    step(scheduler)
+    for priority in (0, 1):
+        scheduler.add(make_request(f"old{priority}", [2], max_tokens=1, priority=priority), 0.0)
+    assert step(scheduler)[0].preempted == ()
+    drain(scheduler)
+
+
 def test_several_tokens_of_one_step_are_taken_in_order() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request("a", [1], max_tokens=5, stop_ids=[9]), 0.0)
@@ -249,6 +294,8 @@ def test_what_can_never_run_is_refused() -> None:
     [
         ("max_num_seqs", 0),
         ("token_budget", True),
+        ("priority_ageing", 0.0),
+        ("priority_ageing", float("inf")),
         ("policy", "lifo"),
         ("watermark", 1.0),
         ("watermark", "x"),

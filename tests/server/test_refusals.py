@@ -83,7 +83,6 @@ BOTH: list[Case] = [
     ({"regex": "a", "grammar": 'start: "a"'}, "grammar", "cannot be combined with regex"),
     ({"user": 5}, "user", "valid string"),
     ({"metadata": {"a": 1}}, "metadata.a", "valid string"),
-    ({"priority": 1}, "priority", "--policy priority"),
     ({"deadline": 1}, "deadline", "--policy deadline"),
     ({"cache_salt": ""}, "cache_salt", "at least 1"),
     ({"prompt_cache_key": "k"}, "prompt_cache_key", "is not supported: equal prefixes are shared"),
@@ -347,7 +346,13 @@ def test_priority_and_deadline_are_taken_where_they_mean_something() -> None:
     async def by_deadline(client: Client) -> None:
         assert (await client.whole(COMPLETIONS, {**PROMPT, "deadline": 5.5}))["choices"]
 
-    run(by_priority, config=EngineConfig(policy="priority"))
+    async def by_arrival(client: Client) -> None:
+        answer = await client.post(COMPLETIONS, {**PROMPT, "priority": 1})
+        assert answer.status_code == 400
+        assert (answer.json()["error"]["param"], "--policy priority" in answer.text) == ("priority", True)
+
+    run(by_priority)
+    run(by_arrival, config=EngineConfig(policy="fcfs"))
     run(by_deadline, config=EngineConfig(policy="deadline"))
 
 

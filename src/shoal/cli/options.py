@@ -53,6 +53,7 @@ _ENGINE_FLAGS: Mapping[str, Any] = {
     "max_num_seqs": _engine(int, "Most sequences running at once."),
     "token_budget": _engine(int, "Most rows per step, shared by decodes and prefill chunks."),
     "policy": _engine(str, "Order of waiting requests and choice of victims.", metavar="|".join(POLICIES)),
+    "priority_ageing": _engine(int, "Seconds of waiting that are worth a level of priority; 0: never."),
     "max_waiting": _engine(int, "Most waiting requests."),
     "prefix_caching": _engine(
         bool, "Reuse the KV blocks of equal prefixes.", flag="--prefix-caching/--no-prefix-caching"

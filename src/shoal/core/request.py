@@ -34,6 +34,7 @@ class Request:
     priority: higher is served first under the priority policy.
     deadline: absolute time on the engine's clock by which the request wants to be done, or None (deadline policy).
     cache_salt: requests share cached prefixes only within equal salts; None is the common salt.
+    tenant: on whose behalf; tenants of one priority share the engine by ``weight`` under the priority policy.
     compiled: held, and not looked at: it keeps the constraint ready in the backend that compiled it.
     """
 
@@ -46,6 +47,8 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None
+    tenant: str = ""
+    weight: float = 1.0
     compiled: object = field(default=None, repr=False, compare=False)
 
     @property

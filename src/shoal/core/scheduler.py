@@ -16,19 +16,22 @@ Hence the oldest running sequence is served in every step, and a step with work 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shoal.core.block_pool import NO_PREFIX, BlockPool, Match
 from shoal.core.errors import InternalError
+from shoal.core.fair_share import FairShare
 from shoal.core.params import SamplingParams
 from shoal.core.plan import CacheShape, EntryResult, StepEntry, StepPlan, StepResult, TokenDelta, TokenLogprobs
 from shoal.core.policy import POLICIES
 from shoal.core.request import FinishReason, Request
 from shoal.core.sequence import Sequence, State
+from shoal.core.waiting import WaitingQueue
 from shoal.errors import ConfigError, InvalidRequestError, QueueFullError
 
 SCORE_BUDGET = 64
@@ -40,6 +43,7 @@ class SchedulerConfig:
 
     score_budget: rows of prompts to be scored per step; each takes as much memory for logits as one that samples.
     watermark: part of the pool that admissions leave free for those running to grow into.
+    priority_ageing: seconds of waiting that are worth a level of priority; None is never.
     """
 
     max_num_seqs: int = 64
@@ -49,6 +53,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     watermark: float = 0.01
     score_budget: int = SCORE_BUDGET
+    priority_ageing: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "token_budget", "max_waiting", "score_budget"):
@@ -62,6 +67,8 @@ class SchedulerConfig:
         number = isinstance(self.watermark, (int, float)) and not isinstance(self.watermark, bool)
         if not number or not 0 <= self.watermark < 1:
             raise ConfigError("watermark", f"must be in [0, 1), got {self.watermark!r}")
+        if self.priority_ageing is not None and not 0 < self.priority_ageing < math.inf:
+            raise ConfigError("priority_ageing", f"must be seconds above 0, got {self.priority_ageing!r}")
 
 
 class SchedulerStats(NamedTuple):
@@ -86,14 +93,15 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, cache: CacheShape) -> None:
         self._config = config
-        self._policy = POLICIES[config.policy]
+        self._policy = replace(POLICIES[config.policy], ageing=config.priority_ageing)
         self._pool = BlockPool(cache.num_blocks, cache.block_size)
         self._block_size = cache.block_size
         self._spare_blocks = int(config.watermark * cache.num_blocks)
         # More running sequences than rows in a step would leave the youngest without any.
         self._most_running = min(config.max_num_seqs, config.token_budget)
-        self._waiting: list[tuple[tuple[float, ...], Sequence]] = []  # ascending by key
-        self._running: list[tuple[tuple[float, ...], Sequence]] = []  # the same
+        self._share = FairShare()
+        self._waiting = WaitingQueue(self._policy, self._share)
+        self._running: list[tuple[tuple[float, ...], Sequence]] = []  # ascending by key
         self._held: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}  # waiting and running
         self._by_request: dict[str, list[Sequence]] = {}  # the same, by request
@@ -112,8 +120,8 @@ class Scheduler:
 
     # Doors.
 
-    def add(self, request: Request, now: float) -> None:
-        """Queue a request's ``n`` sequences.
+    def add(self, request: Request, arrived: float) -> None:
+        """Queue a request's ``n`` sequences. ``arrived``: seconds on a clock that is the same for all.
 
         QueueFullError if they do not all fit into the queue now; InvalidRequestError for an id that is in use, an
         empty prompt, more completions than the queue could ever hold or a length that the whole pool could not.
@@ -138,7 +146,7 @@ class Scheduler:
         salt: Hashable = ("salt", request.cache_salt) if shared else ("request", request.request_id)
         sequences = []
         for index in range(count):
-            key = (self._policy.order(request), self._next_seq_id)
+            key = (self._policy.order(request, arrived), self._next_seq_id)
             sequence = Sequence(
                 seq_id=self._next_seq_id,
                 request=request,
@@ -152,7 +160,8 @@ class Scheduler:
             )
             self._next_seq_id += 1
             self._by_id[sequence.seq_id] = sequence
-            insort(self._waiting, (key, sequence))
+            self._share.enter(request.tenant)
+            self._waiting.add(sequence)
             sequences.append(sequence)
         self._by_request[request.request_id] = sequences
 
@@ -190,6 +199,9 @@ class Scheduler:
             self._admit(entries, budget)
         if not entries and self.has_work():
             raise InternalError("there is work, but the step is empty")
+        if self._policy.fair and self._share.contended:
+            for entry in entries:
+                self._share.charge(entry.request.tenant, len(entry.token_ids), entry.request.weight)
         self._step_id += 1
         self._note_memory()
         return StepPlan(
@@ -259,10 +271,14 @@ class Scheduler:
             _require(
                 self._pool.references(block) == holders.get(block, 0), f"block {block} has other holders than it counts"
             )
-        for queue, state in ((self._waiting, State.WAITING), (self._running, State.RUNNING)):
+        lines = [(line, State.WAITING) for line in self._waiting.lines()]
+        for queue, state in (*lines, (self._running, State.RUNNING)):
             keys = [key for key, _ in queue]
             _require(keys == sorted(keys) and len(set(keys)) == len(keys), f"{state.value} is out of order")
             _require(all(item.state is state and item.key == key for key, item in queue), f"{state.value} is mixed up")
+        _require(len(self._waiting) == sum(len(line) for line, _ in lines), "the queue miscounts")
+        tenants = Counter(item.request.tenant for item in self._by_id.values())
+        _require(self._share.check(tenants), "tenants are miscounted")
         _require(len(running) <= self._most_running, "too many run")
         _require(len(self._by_id) == len(self._waiting) + len(running), "a sequence is lost")
         for sequence in self._by_id.values():
@@ -342,27 +358,29 @@ class Scheduler:
         in_batches = self._policy.in_batches
         if in_batches and self._running:
             return
-        position = 0
-        while position < len(self._waiting) and len(self._running) < self._most_running:
-            if budget <= 0 and not in_batches:
+        while len(self._running) < self._most_running and (budget > 0 or in_batches):
+            sequence = self._candidate()
+            if sequence is None:
                 return
-            sequence = self._waiting[position][1]
-            if self._waits_for_sibling(sequence):
-                position += 1
-                continue
             attempt = (sequence.seq_id, self._room_made)
             if attempt == self._did_not_fit:
                 return
             if not self._take_blocks(sequence):
                 self._did_not_fit = attempt
                 return
-            del self._waiting[position]
+            self._waiting.remove(sequence)
             sequence.move_to(State.RUNNING)
             insort(self._running, (sequence.key, sequence))
             count = self._chunk(sequence, budget)
             if count > 0:
                 entries.append(_entry(sequence, count))
                 budget -= count
+
+    def _candidate(self) -> Sequence | None:
+        """Who is to be admitted next; None if nobody can be."""
+        if not self._waiting:
+            return None
+        return next((item for item in self._waiting.in_order() if not self._waits_for_sibling(item)), None)
 
     def _waits_for_sibling(self, sequence: Sequence) -> bool:
         """Whether the first completion of the request is about to publish the prompt that this one can then share."""
@@ -406,12 +424,13 @@ class Scheduler:
         return True
 
     def _displace(self, preempted: list[int]) -> None:
-        """Preempt running sequences of lower order until the first in the queue has a slot and blocks."""
-        candidate = next((item for _, item in self._waiting if not self._waits_for_sibling(item)), None)
+        """Preempt who runs behind the first in the queue, at a lower priority, until that one has a slot and blocks."""
+        candidate = self._candidate()
         if candidate is None:
             return
         attempt = (candidate.seq_id, self._room_made)
-        lower = [item for _, item in self._running if item.key[0] > candidate.key[0]]
+        priority = candidate.request.priority
+        lower = [item for key, item in self._running if key > candidate.key and item.request.priority < priority]
         if not lower or attempt == self._could_not_displace:
             return
         match = self._match(candidate)
@@ -434,7 +453,7 @@ class Scheduler:
         if sequence.scored is not None:
             sequence.scored = []
         sequence.num_preemptions += 1
-        insort(self._waiting, (sequence.key, sequence))
+        self._waiting.add(sequence)
         preempted.append(sequence.seq_id)
         self._preemptions += 1
 
@@ -495,7 +514,7 @@ class Scheduler:
     ) -> TokenDelta:
         """Take a waiting or running sequence out of everything."""
         if sequence.state is State.WAITING:
-            del self._waiting[bisect_left(self._waiting, (sequence.key,))]
+            self._waiting.remove(sequence)
             sequence.move_to(State.FINISHED)
         elif self._policy.in_batches and len(self._running) > 1:
             del self._running[bisect_left(self._running, (sequence.key,))]
@@ -506,6 +525,7 @@ class Scheduler:
             sequence.move_to(State.FINISHED)
             self._release_held()
         del self._by_id[sequence.seq_id]
+        self._share.leave(sequence.request.tenant)
         request_id = sequence.request.request_id
         siblings = self._by_request[request_id]
         siblings.remove(sequence)

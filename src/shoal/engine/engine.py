@@ -131,7 +131,7 @@ class Engine:
     def step(self) -> None:
         """One round of the loop. An exception is an internal error; ``die`` must follow."""
         now = self.clock()
-        self._drain_inbox(now)
+        self._drain_inbox()
         plan = self._scheduler.schedule(now)
         if plan.entries:
             self._note_step(plan, now)
@@ -160,14 +160,14 @@ class Engine:
 
     # Drain the inbox.
 
-    def _drain_inbox(self, now: float) -> None:
+    def _drain_inbox(self) -> None:
         for message in self.inbox.take():
-            self._obey(message, now)
+            self._obey(message)
 
-    def _obey(self, message: Message, now: float) -> None:
+    def _obey(self, message: Message) -> None:
         match message:
             case Submit():
-                self._admit(message, now)
+                self._admit(message)
             case Abort(request_id):
                 self._abort(request_id)
             case Close(drain):
@@ -176,12 +176,12 @@ class Engine:
                     for request_id in list(self._live):
                         self._abort(request_id)
 
-    def _admit(self, message: Submit, now: float) -> None:
+    def _admit(self, message: Submit) -> None:
         request = message.request
         timeline = RequestTimeline(message.arrived)
         live = _Live(request, message.outbox, timeline, request.params.n)
         try:
-            self._scheduler.add(request, now)
+            self._scheduler.add(request, message.arrived)
         except ShoalError as error:
             self._finished[FinishReason.ERROR] += request.params.n
             for index in range(request.params.n):

@@ -30,5 +30,6 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
         token_budget=config.token_budget,
         max_waiting=config.max_waiting,
         policy=config.policy,
+        priority_ageing=config.priority_ageing or None,
         prefix_caching=config.prefix_caching,
     )

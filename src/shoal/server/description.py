@@ -18,6 +18,8 @@ from shoal.server.requests import ChatRequest, CompletionRequest, DetokenizeRequ
 from shoal.server.responses import ChatChunk, ErrorResponse
 
 _REFERENCE = "#/components/schemas/{model}"
+# Before OpenAPI 3.2 the schema of a stream describes each of its events.
+_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 _BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
 _POST_ERRORS = {
     400: "Something in the request is wrong; param names it.",
@@ -78,12 +80,11 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             operation["responses"].pop("422", None)
     return found
 
-
 def _success(answer: type[BaseModel], *, streams: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"model": answer, "description": "The answer."}
     if streams:
         found["description"] = "The answer; with stream, its pieces as events, one JSON object each, then [DONE]."
-        found["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        found["content"] = {"text/event-stream": {"schema": _EVENT}}
     return found
 
 
