@@ -7,6 +7,7 @@ reason, which ``shoal info`` prints. Nothing outside this module and the CLI rea
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -92,6 +93,16 @@ class ServerConfig:
     max_body_bytes: most bytes of a request's body.
     keep_alive: seconds that an idle connection is kept.
     grace: seconds that running requests have to end when the server is told to.
+    max_wait: longest that a request may be predicted to wait before it is begun, in seconds; 0 is without limit.
+    request_timeout: seconds that a request may take from being queued to its end.
+    body_timeout: seconds for a request's head, and again for its body, to arrive.
+    write_timeout: seconds that an answer may wait for its reader to take more of it.
+    max_connections: most connections at once.
+    cors_origins: origins of web pages that may use the server; "*" is any.
+    allowed_hosts: names by which it may be addressed beside the loopback's; "*" is any. On a loopback address, without
+        keys, no others are served.
+    share_cache: whether API keys may find each other's cached prefixes.
+    log_prompts: whether prompts and answers stand in the log.
     """
 
     host: str = "127.0.0.1"
@@ -100,6 +111,15 @@ class ServerConfig:
     max_body_bytes: int = 4 * 2**20
     keep_alive: int = 75
     grace: int = 30
+    max_wait: int = 600
+    request_timeout: int = 3600
+    body_timeout: int = 60
+    write_timeout: int = 60
+    max_connections: int = 4096
+    cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    share_cache: bool = False
+    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.host, str) or not self.host:
@@ -110,6 +130,16 @@ class ServerConfig:
         _integer("max_body_bytes", self.max_body_bytes, low=1024, high=2**40)
         _integer("keep_alive", self.keep_alive, low=0, high=86400)
         _integer("grace", self.grace, low=0, high=86400)
+        _integer("max_wait", self.max_wait, low=0, high=604_800)
+        for name in ("request_timeout", "body_timeout", "write_timeout"):
+            _integer(name, getattr(self, name), low=1, high=604_800)
+        _integer("max_connections", self.max_connections, low=1, high=1_000_000)
+        for origin in self.cors_origins:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):
+                raise ConfigError("cors_origins", f"must be like https://example.com, or '*', got {origin!r}")
+        for host in self.allowed_hosts:
+            if not re.fullmatch(r"\*|[A-Za-z0-9._:-]+", host):
+                raise ConfigError("allowed_hosts", f"must be a name without scheme and path, got {host!r}")
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:

@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import httpx
 from engine_support import make_loaded
 from pydantic import BaseModel
 
+from shoal.config import ServerConfig
 from shoal.engine.start import start_engine
+from shoal.server.access.api_key import ApiKey
 from shoal.server.app import make_app
 from shoal.server.responses import ChatChunk, ChatResponse, CompletionResponse, ErrorResponse
 from shoal.server.service import ServedModel, Service
@@ -88,17 +91,23 @@ def _checked(text: str, shape: type[BaseModel]) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def serving(*, max_body_bytes: int = 1 << 20, **options: Any) -> AsyncIterator[Client]:
+async def serving(
+    *,
+    server: ServerConfig = ServerConfig(max_body_bytes=1 << 20),  # noqa: B008  # frozen
+    keys: Iterable[ApiKey] = (),
+    clock: Callable[[], float] = time.monotonic,
+    **options: Any,
+) -> AsyncIterator[Client]:
     """A server over ``make_loaded(**options)``; at its end every block must be free."""
     loaded = make_loaded(**options)
     engine = start_engine(loaded)
     service = Service(version="0.0.0", clock=lambda: float(NOW))
     served = ServedModel.of(loaded, engine, name=NAME, created=NOW, version="0.0.0")
     service.open(served)
-    app = make_app(service, max_body_bytes=max_body_bytes, logger=logging.getLogger("shoal.requests"))
+    app = make_app(service, server, keys=keys, clock=clock, logger=logging.getLogger("shoal.requests"))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
             yield Client(http, served, service)
         if engine.alive:
             stats = engine.stats.scheduler

@@ -14,6 +14,7 @@ from http_server import served_over_http
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS
 
+from shoal.config import ServerConfig
 from shoal.server.app import make_app
 from shoal.server.service import Service
 
@@ -21,8 +22,8 @@ from shoal.server.service import Service
 def description() -> dict[str, Any]:
     async def ask() -> dict[str, Any]:
         service = Service(version="0.0.0", clock=lambda: 0.0)
-        app = make_app(service, max_body_bytes=1, logger=logging.getLogger("shoal.requests"))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        app = make_app(service, ServerConfig(), logger=logging.getLogger("shoal.requests"))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
             found: dict[str, Any] = (await http.get("/openapi.json")).json()
             return found
 

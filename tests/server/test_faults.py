@@ -14,6 +14,7 @@ import pytest
 from server_support import CHAT, COMPLETIONS, HELLO, Client, events, run, serving
 
 from shoal.backends.null import Fault
+from shoal.config import ServerConfig
 from shoal.server.app import make_app
 from shoal.server.service import Service
 
@@ -129,7 +130,7 @@ class Connection:
             "raw_path": self._path.encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"content-type", b"application/json"), (b"host", b"test")],
+            "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
             "client": ("test", 1),
             "server": ("test", 80),
         }
@@ -232,8 +233,8 @@ def test_before_the_model_is_there_and_when_the_server_closes() -> None:
     async def main() -> None:
         async with serving() as client:
             service = Service(version="0", clock=lambda: 0.0)
-            app = make_app(service, max_body_bytes=1000, logger=logging.getLogger("shoal.requests"))
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            app = make_app(service, ServerConfig(), logger=logging.getLogger("shoal.requests"))
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
                 starting = Client(http, client.served, service)
 
                 async def statuses() -> list[int]:
@@ -289,7 +290,7 @@ def test_what_the_log_says(caplog: pytest.LogCaptureFixture) -> None:
         await client.post(CHAT, {**HELLO, "stream": True, "max_tokens": 4})
 
     run(play)
-    first, second, third = (json.loads(record.message) for record in caplog.records if record.name == "shoal.requests")
+    first, second, third = (record.fields for record in caplog.records if record.name == "shoal.requests")
     assert {name: first[name] for name in ("request_id", "status", "path", "complete", "user", "metadata")} == {
         "request_id": "abc-1",
         "status": 200,
@@ -317,5 +318,5 @@ def test_a_stream_broken_off_is_logged_as_such(caplog: pytest.LogCaptureFixture)
             await task
 
     run(play, context_length=3000, blocks=256)
-    line = json.loads(caplog.records[-1].message)
+    line = caplog.records[-1].fields
     assert line["complete"] is False or line["completion_tokens"] == line["prompt_tokens"]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_support import CHAT, COMPLETIONS, HELLO, Client, run, serving
 
-from shoal.config import EngineConfig
+from shoal.config import EngineConfig, ServerConfig
 from shoal.server.requests import REFUSED, ChatRequest, CompletionRequest
 
 Case = tuple[dict[str, Any], str, str]  # a body, the field at fault, words of the message
@@ -251,7 +251,7 @@ def test_broken_bodies(path: str) -> None:
             assert message in error["message"]
             assert error["code"] == "invalid_json"
 
-    run(play, max_body_bytes=4 << 20)
+    run(play, server=ServerConfig())
 
 
 def test_a_body_that_is_too_large_or_not_json() -> None:
@@ -274,7 +274,7 @@ def test_a_body_that_is_too_large_or_not_json() -> None:
         )
         assert answer.status_code == 200
 
-    run(play, max_body_bytes=4096)
+    run(play, server=ServerConfig(max_body_bytes=4096))
 
 
 def test_another_model() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +19,7 @@ from shoal.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from shoal.assembly import LoadedModel
+    from shoal.server.access.api_key import ApiKey
     from shoal.server.service import ServedModel
 
 _PANEL = "Server"
@@ -24,6 +27,7 @@ _DEFAULTS = ServerConfig()
 # What of the options limits a client, in the order in which it will meet them.
 _LIMITS = ("context_length", "max_num_seqs", "token_budget", "kv_tokens", "max_waiting")
 _ARITHMETIC = ("precision", "kv_dtype", "isa", "threads")
+_FLAGS = {"cors_origins": "cors_origin", "allowed_hosts": "allowed_host"}  # where an option's name is another
 WRONG_USAGE = 2
 
 
@@ -44,10 +48,52 @@ def serve(
     max_body_bytes: Annotated[int, _option("Most bytes of a request's body.")] = _DEFAULTS.max_body_bytes,
     keep_alive: Annotated[int, _option("Seconds that an idle connection is kept.")] = _DEFAULTS.keep_alive,
     grace: Annotated[int, _option("Seconds that running requests have to end at a signal.")] = _DEFAULTS.grace,
+    api_keys: Annotated[
+        Path | None,
+        _option(
+            "TOML file of API keys, with names, priorities and limits (see docs/operations.md). Keys may also stand in "
+            "SHOAL_API_KEYS, as name:secret,name:secret. Without any, everybody may use the server."
+        ),
+    ] = None,
+    share_cache: Annotated[
+        bool,
+        _option(
+            "Let API keys find each other's cached prefixes. Who measures times can then tell what others asked.",
+            "--share-cache/--no-share-cache",
+        ),
+    ] = _DEFAULTS.share_cache,
+    max_wait: Annotated[
+        int,
+        _option("Refuse a request (429) that would wait for more seconds than this; 0 is without limit."),
+    ] = _DEFAULTS.max_wait,
+    request_timeout: Annotated[
+        int, _option("Seconds that a request may take, waiting included.")
+    ] = _DEFAULTS.request_timeout,
+    body_timeout: Annotated[
+        int, _option("Seconds for a request's headers to arrive, and again for its body.")
+    ] = _DEFAULTS.body_timeout,
+    write_timeout: Annotated[
+        int, _option("Seconds that a reader may take nothing of its answer before the connection is cut.")
+    ] = _DEFAULTS.write_timeout,
+    max_connections: Annotated[int, _option("Most connections at once.")] = _DEFAULTS.max_connections,
+    cors_origin: Annotated[
+        list[str] | None,
+        _option("Let web pages of this origin use the server, as https://example.com; may be repeated; '*' is any."),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        _option(
+            "Name by which the server may be addressed, beside the loopback's; may be repeated; '*' is any. "
+            "Checked when it listens on a loopback address without keys, or when given."
+        ),
+    ] = None,
     log_requests: Annotated[
         bool,
         _option("A line of JSON on standard error for every request; no prompts.", "--log-requests/--no-log-requests"),
     ] = True,
+    log_prompts: Annotated[
+        bool, _option("Prompts and answers in those lines too.", "--log-prompts/--no-log-prompts")
+    ] = _DEFAULTS.log_prompts,
     as_json: Annotated[
         bool, typer.Option("--json", help="Tell the address and the options as a line of JSON on standard output.")
     ] = False,
@@ -58,6 +104,7 @@ def serve(
     period is over; a second one ends it at once.
     """
     from shoal.assembly import load_model
+    from shoal.server.hosts import LOOPBACK
     from shoal.server.run import serve as run_server
 
     try:
@@ -68,9 +115,23 @@ def serve(
             max_body_bytes=max_body_bytes,
             keep_alive=keep_alive,
             grace=grace,
+            max_wait=max_wait,
+            request_timeout=request_timeout,
+            body_timeout=body_timeout,
+            write_timeout=write_timeout,
+            max_connections=max_connections,
+            cors_origins=tuple(cors_origin or ()),
+            allowed_hosts=tuple(allowed_host or ()),
+            share_cache=share_cache,
+            log_prompts=log_prompts,
         )
+        keys = _keys(api_keys, os.environ.get("SHOAL_API_KEYS", ""), engine.policy)
     except ConfigError as error:
-        raise bad_flag(error.field, error.message) from None
+        raise bad_flag(_FLAGS.get(error.field, error.field), error.message) from None
+    if log_prompts and not log_requests:
+        raise bad_flag("log_prompts", "goes with --log-requests only")
+    if not keys and host not in LOOPBACK:
+        note(f"warning: everybody who can reach {host} may use this server; --api-keys says who may")
     _log(log_requests=log_requests)
 
     def load() -> LoadedModel:
@@ -85,26 +146,32 @@ def serve(
             note(_banner(loaded, served, address, config))
 
     try:
-        run_server(config, load, ready)
+        run_server(config, load, ready, keys)
     except (ConfigError, ModelError) as error:
         # The server never was: that is wrong usage, as a wrong flag is.
         note(f"error: {error}")
         raise typer.Exit(WRONG_USAGE) from None
 
 
+def _keys(path: Path | None, line: str, policy: str) -> tuple[ApiKey, ...]:
+    from shoal.server.access.key_sources import distinct, parse_keys, read_keys
+
+    keys = distinct((*(read_keys(path) if path is not None else ()), *parse_keys(line)))
+    if policy != "priority" and any(key.priority or key.highest or key.weight != 1 for key in keys):
+        raise ConfigError("api_keys", f"priorities and weights have no effect under --policy {policy}; leave it out")
+    return keys
+
+
 def _log(*, log_requests: bool) -> None:
     """Warnings of the server and its libraries, and the lines about requests, on standard error."""
+    from shoal.server.json_log import JsonFormatter
+
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
-    lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(logging.Formatter("%(message)s"))
-    requests = logging.getLogger("shoal.requests")
-    requests.propagate = False
-    requests.addHandler(lines)
-    requests.setLevel(logging.INFO if log_requests else logging.WARNING)
+    logging.getLogger("shoal.requests").setLevel(logging.INFO if log_requests else logging.WARNING)
 
 
 def _record(loaded: LoadedModel, served: ServedModel, address: str) -> dict[str, object]:

@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 
 from shoal.core.params import SamplingParams
 from shoal.core.request import FinishReason, Request
+from shoal.engine.backlog import Backlog, Pace
 from shoal.engine.messages import Chunk
 from shoal.engine.request import EmptyResult, resolve
 from shoal.engine.thread import EngineThread
@@ -38,6 +39,7 @@ class Stream(AsyncIterator[Chunk]):
         self._open_by_request = {request.request_id: request.n for request in self.requests}
         self._open = sum(self._open_by_request.values())
         self._failure: str | None = None  # of a completion
+        self.produced = 0  # tokens that the engine has delivered, read or not
         self._error: EngineError | None = None  # of the engine
         self._event = asyncio.Event()
 
@@ -98,6 +100,7 @@ class Stream(AsyncIterator[Chunk]):
     def _absorb(self, chunk: Chunk) -> None:
         """Called by the engine thread with the client's lock held."""
         self._pending.setdefault((chunk.request_id, chunk.index), []).append(chunk)
+        self.produced += len(chunk.token_ids)
         if chunk.finish is not None:
             self._open -= 1
             self._open_by_request[chunk.request_id] -= 1
@@ -123,6 +126,7 @@ class AsyncClient:
         self._engine = engine
         self._lock = threading.Lock()  # guards the fields below and all streams' buffers; held for instants only
         self._streams: dict[str, Stream] = {}
+        self._backlog = Backlog()
         self._gained: dict[Stream, None] = {}  # in order, each once
         self._waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,6 +136,21 @@ class AsyncClient:
         """Whether a request runs or waits."""
         with self._lock:
             return bool(self._streams)
+
+    def predicted_wait(self, pace: Pace, priority: int = 0) -> float:
+        """Seconds until a request that came now would be begun (see ``backlog``)."""
+        with self._lock:
+            return self._backlog.wait(pace, priority)
+
+    def predicted_room(self, pace: Pace, count: int) -> float:
+        """Seconds until the waiting queue will have room for ``count`` completions."""
+        with self._lock:
+            return self._backlog.room(pace, self._engine.limits.max_waiting, count)
+
+    def waiting(self, tenant: str) -> int:
+        """How many of a tenant's completions have no token yet."""
+        with self._lock:
+            return self._backlog.waiting(tenant)
 
     async def submit(
         self,
@@ -143,15 +162,19 @@ class AsyncClient:
         cache_salt: str | None = None,
     ) -> Stream:
         """Queue a request. Raises ``InvalidRequestError``, ``QueueFullError`` or an ``EngineError`` at once."""
-        return self.queue([self.resolve(prompt_ids, params, priority, deadline, cache_salt)])
+        request = self.resolve(prompt_ids, params, priority=priority, deadline=deadline, cache_salt=cache_salt)
+        return self.queue([request])
 
     def resolve(
         self,
         prompt_ids: Iterable[int],
         params: SamplingParams,
+        *,
         priority: int = 0,
         deadline: float | None = None,
         cache_salt: str | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> Request | EmptyResult:
         """A request for ``queue``, or ``InvalidRequestError``. From any thread: it may compile a grammar."""
         return resolve(
@@ -162,6 +185,8 @@ class AsyncClient:
             priority=priority,
             deadline=deadline,
             cache_salt=cache_salt,
+            tenant=tenant,
+            weight=weight,
         )
 
     def queue(self, requests: Sequence[Request | EmptyResult]) -> Stream:
@@ -172,6 +197,8 @@ class AsyncClient:
         with self._lock:
             for known in stream.requests:
                 self._streams[known.request_id] = stream
+            for item in computed:
+                self._backlog.add(item)
             for known, request in zip(stream.requests, requests, strict=True):
                 if isinstance(request, EmptyResult):
                     for index in range(known.n):
@@ -182,6 +209,7 @@ class AsyncClient:
             with self._lock:
                 for known in stream.requests:
                     self._streams.pop(known.request_id, None)
+                    self._backlog.drop(known.request_id, known.n)
             raise
         return stream
 
@@ -204,6 +232,8 @@ class AsyncClient:
             running = [
                 known.request_id for known in stream.requests if self._streams.pop(known.request_id, None) is not None
             ]
+            for known in stream.requests:
+                self._backlog.drop(known.request_id, known.n)
             stream._pending.clear()
             stream._open = 0
             stream._failure = None
@@ -214,6 +244,7 @@ class AsyncClient:
     def _absorb(self, stream: Stream, chunk: Chunk) -> None:
         """With the lock held."""
         stream._absorb(chunk)
+        self._backlog.progress(chunk.request_id, chunk.index, len(chunk.token_ids), ended=chunk.finish is not None)
         if stream._ended(chunk.request_id):
             del self._streams[chunk.request_id]
 
@@ -237,6 +268,7 @@ class AsyncClient:
                 stream._error = error
             self._gained.update(dict.fromkeys(self._streams.values()))
             self._streams.clear()
+            self._backlog = Backlog()
         self._wake()
 
     def _wake(self) -> None:

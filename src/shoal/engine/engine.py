@@ -30,6 +30,7 @@ from shoal.text.stream import TextStream
 from shoal.text.tokenizer import Tokenizer
 
 SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_MEMORY = 0.05  # of the mean step: weight of the newest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class EngineStats:
     generated_tokens: tokens handed out.
     prompt_tokens: tokens of the prompts of requests that came to run, each prompt once.
     finished: completions that ended, by the reason.
+    busy_seconds: in steps that computed something, in all. step_seconds: of one of them, a mean of the latest.
     batch_sizes, step_sizes: steps by their sequences and by their rows: how many were in each of ``SIZE_BOUNDS``'
         ranges, whose upper ends count as inside, and above all of them.
     scheduler: the scheduler's own numbers.
@@ -52,6 +54,8 @@ class EngineStats:
     step_rows: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
+    busy_seconds: float = 0.0
+    step_seconds: float = 0.0
     finished: Mapping[FinishReason, int] = field(default_factory=dict)
     batch_sizes: tuple[int, ...] = ()
     step_sizes: tuple[int, ...] = ()
@@ -115,6 +119,7 @@ class Engine:
         self._chunks: dict[Outbox, list[Chunk]] = {}  # of this step
         self._closing = False
         self._steps = self._step_sequences = self._step_rows = self._generated = self._prompt_tokens = 0
+        self._busy_seconds = self._step_seconds = 0.0
         self._finished = dict.fromkeys(FinishReason, 0)
         self._batch_sizes, self._step_sizes = ([0] * (len(SIZE_BOUNDS) + 1) for _ in range(2))
         self.stats = self._make_stats()
@@ -139,6 +144,7 @@ class Engine:
             self._charge(plan, self.clock() - now)
             deltas = self._scheduler.commit(plan, result)
             self._make_chunks(deltas)
+            self._note_time(self.clock() - now)
         self._publish()  # first, so that whoever has got its chunks reads statistics that know them
         self._hand_out()
 
@@ -334,6 +340,11 @@ class Engine:
         for entry in plan.entries:
             owners[entry.seq_id].timeline.charge(per_row * len(entry.token_ids), batch)
 
+    def _note_time(self, seconds: float) -> None:
+        self._busy_seconds += seconds
+        first = not self._step_seconds
+        self._step_seconds += (seconds - self._step_seconds) * (1.0 if first else _MEMORY)
+
     def _publish(self) -> None:
         self.stats = self._make_stats()
         self.inbox.report_waiting(self.stats.scheduler.waiting)
@@ -345,6 +356,8 @@ class Engine:
             step_rows=self._step_rows,
             generated_tokens=self._generated,
             prompt_tokens=self._prompt_tokens,
+            busy_seconds=self._busy_seconds,
+            step_seconds=self._step_seconds,
             finished=self._finished.copy(),
             batch_sizes=tuple(self._batch_sizes),
             step_sizes=tuple(self._step_sizes),

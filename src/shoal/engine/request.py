@@ -72,6 +72,8 @@ def resolve(
     priority: int = 0,
     deadline: float | None = None,
     cache_salt: str | None = None,
+    tenant: str = "",
+    weight: float = 1.0,
 ) -> Request | EmptyResult:
     """Check a request against the model; ``InvalidRequestError`` names the field that is wrong."""
     prompt = _check_prompt(prompt_ids, limits)
@@ -98,6 +100,8 @@ def resolve(
         priority=priority,
         deadline=deadline,
         cache_salt=cache_salt,
+        tenant=tenant,
+        weight=weight,
         compiled=compiled,
     )
 

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import time
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi_offline import FastAPIOffline
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from shoal.config import ServerConfig
 from shoal.errors import ShoalError
-from shoal.server.answers.answer import Answer
-from shoal.server.body import read_body
+from shoal.server.access.api_key import ApiKey
+from shoal.server.access.caller import Callers
+from shoal.server.access.gate import Gate
+from shoal.server.answering import Answering
 from shoal.server.description import answering, answering_text, describe, reading
-from shoal.server.disconnect import ClientGoneError, while_connected
-from shoal.server.encoding import from_json, to_json
+from shoal.server.disconnect import ClientGoneError
 from shoal.server.errors import ApiError, as_api_error, internal_error
+from shoal.server.hosts import HostCheck, allowed_hosts
+from shoal.server.incoming import read_request
 from shoal.server.metrics import CONTENT_TYPE, Metrics
-from shoal.server.prepare import is_light, prepare_chat, prepare_completion, tokenize_ids
-from shoal.server.request_log import Generated, RequestLog
+from shoal.server.prepare import prepare_chat, prepare_completion, tokenize_ids
+from shoal.server.reply import error_reply
+from shoal.server.reply import json_reply as _json
+from shoal.server.request_log import RequestLog
 from shoal.server.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Generation,
     TokenizeRequest,
 )
 from shoal.server.responses import (
@@ -42,18 +48,25 @@ from shoal.server.responses import (
     Version,
 )
 from shoal.server.service import ServedModel, Service
-from shoal.server.sse import EventStream
-from shoal.server.validation import validate
-from shoal.server.work import Work
+from shoal.server.slow_readers import SlowReaders
 from shoal.server.workers import Workers
 
-_BodyModel = TypeVar("_BodyModel", bound=BaseModel)
 _UNREADY = {503: "The model is not there."}
 _GONE = 499  # nginx's word for a client that left; nobody reads it
 
 
-def make_app(service: Service, *, max_body_bytes: int, logger: logging.Logger) -> ASGIApp:
-    """The application over a service. logger: gets a line for every request, at the level INFO."""
+def make_app(
+    service: Service,
+    config: ServerConfig,
+    *,
+    logger: logging.Logger,
+    keys: Iterable[ApiKey] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> ASGIApp:
+    """The application over a service.
+
+    logger: gets a record for every request, at the level INFO. keys: without any, everybody may use the server.
+    """
     app = FastAPIOffline(
         title="Shoal",
         version=service.version,
@@ -63,37 +76,47 @@ def make_app(service: Service, *, max_body_bytes: int, logger: logging.Logger) -
     )
     workers, metrics = Workers(), Metrics(service)
     _add_errors(app)
-    _add_generation(app, service, max_body_bytes, workers)
-    _add_texts(app, service, max_body_bytes, workers)
+    _add_generation(app, service, config, workers)
+    _add_texts(app, service, config, workers)
     _add_status(app, service, metrics)
     describe(app)
+    callers = Callers(keys, clock, share_cache=config.share_cache)
+    guarded: ASGIApp = Gate(app, callers)
+    hosts = allowed_hosts(config, keys=callers.known)
+    if hosts:
+        guarded = HostCheck(guarded, hosts)
+    if config.cors_origins:
+        # Before the keys: a browser asks whether it may send one without sending it.
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after"),
+        )
     # Around everything, so that the answer to a bug has an id too.
-    return RequestLog(app, logger, metrics)
+    return RequestLog(SlowReaders(guarded, config.write_timeout), logger, metrics)
 
 
-def _add_generation(app: FastAPI, service: Service, max_body_bytes: int, workers: Workers) -> None:
+def _add_generation(app: FastAPI, service: Service, config: ServerConfig, workers: Workers) -> None:
+    answering = Answering(service, config, workers)
+
     @app.post("/v1/completions", **reading(CompletionRequest, CompletionResponse, streams=True))
     async def complete(request: Request) -> Response:
         """Continue a text, or several."""
-        served, body, size = await _read(request, service, CompletionRequest, max_body_bytes)
-        if is_light(body, size):
-            return await _answer(request, service, body, prepare_completion(served, body))
-        return await _answer(request, service, body, await workers.prepare(prepare_completion, served, body))
+        return await answering.answer(request, CompletionRequest, prepare_completion)
 
     @app.post("/v1/chat/completions", **reading(ChatRequest, ChatResponse, streams=True))
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
-        served, body, size = await _read(request, service, ChatRequest, max_body_bytes)
-        if is_light(body, size):
-            return await _answer(request, service, body, prepare_chat(served, body))
-        return await _answer(request, service, body, await workers.prepare(prepare_chat, served, body))
+        return await answering.answer(request, ChatRequest, prepare_chat)
 
 
-def _add_texts(app: FastAPI, service: Service, max_body_bytes: int, workers: Workers) -> None:
+def _add_texts(app: FastAPI, service: Service, config: ServerConfig, workers: Workers) -> None:
     @app.post("/tokenize", **reading(TokenizeRequest, TokenizeResponse))
     async def tokenize(request: Request) -> Response:
         """The tokens of a text or a conversation."""
-        served, body, _ = await _read(request, service, TokenizeRequest, max_body_bytes)
+        served, body, _ = await read_request(request, service, TokenizeRequest, config)
         ids = await workers.read(tokenize_ids, served, body)
         found = {"count": len(ids), "max_model_len": served.context_length, "tokens": ids}
         if body.return_token_strs:
@@ -103,7 +126,7 @@ def _add_texts(app: FastAPI, service: Service, max_body_bytes: int, workers: Wor
     @app.post("/detokenize", **reading(DetokenizeRequest, DetokenizeResponse))
     async def detokenize(request: Request) -> Response:
         """The text of tokens; control tokens are spelled out."""
-        served, body, _ = await _read(request, service, DetokenizeRequest, max_body_bytes)
+        served, body, _ = await read_request(request, service, DetokenizeRequest, config)
         for token_id in body.tokens:
             if not 0 <= token_id < served.tokenizer.vocab_size:
                 last = served.tokenizer.vocab_size - 1
@@ -151,32 +174,6 @@ def _add_status(app: FastAPI, service: Service, metrics: Metrics) -> None:
         return _json({"version": service.version})
 
 
-async def _read(
-    request: Request, service: Service, model: type[_BodyModel], max_bytes: int
-) -> tuple[ServedModel, _BodyModel, int]:
-    """The model, the valid body and its size in bytes."""
-    data = await read_body(request, max_bytes)
-    body = validate(model, from_json(data))
-    served = service.model()
-    served.check_name(getattr(body, "model", None))
-    return served, body, len(data)
-
-
-async def _answer(request: Request, service: Service, body: Generation, work: Work) -> Response:
-    stream = work.served.client.queue(work.requests)
-    answer = Answer(work, stream, id=secrets.token_hex(12), created=int(service.clock()))
-    request.state.generated = Generated(answer.tally, body.user, body.metadata)
-    try:
-        if not work.stream:
-            return _json(await while_connected(request.receive, answer.whole()))
-        events = answer.events()
-        first = await while_connected(request.receive, anext(events))
-    except BaseException:
-        await stream.aclose()
-        raise
-    return EventStream(first, events, stream.aclose)
-
-
 def _model(served: ServedModel) -> dict[str, Any]:
     return {
         "id": served.name,
@@ -187,22 +184,19 @@ def _model(served: ServedModel) -> dict[str, Any]:
     }
 
 
-def _json(value: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
-
-
-def _error(error: ApiError) -> Response:
-    return _json(error.body(), error.status, error.headers)
+def _error(request: Request, error: ApiError) -> Response:
+    request.state.error_code = error.code
+    return error_reply(error)
 
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
-        return _error(error)
+        return _error(request, error)
 
     @app.exception_handler(ShoalError)
     async def shoal_error(request: Request, error: ShoalError) -> Response:
-        return _error(as_api_error(error))
+        return _error(request, as_api_error(error))
 
     @app.exception_handler(ClientGoneError)
     async def client_gone(request: Request, error: ClientGoneError) -> Response:
@@ -215,8 +209,9 @@ def _add_errors(app: FastAPI) -> None:
             found = ApiError(405, f"{where}: this method is not offered there", code="method_not_allowed")
         else:
             found = ApiError(error.status_code, f"{where}: there is nothing here; see /docs", code="unknown_url")
-        return _json(found.body(), error.status_code, dict(error.headers or {}))
+        found.headers.update(error.headers or {})
+        return _error(request, found)
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
-        return _error(internal_error())
+        return _error(request, internal_error())

@@ -80,6 +80,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             operation["responses"].pop("422", None)
     return found
 
+
 def _success(answer: type[BaseModel], *, streams: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"model": answer, "description": "The answer."}
     if streams:

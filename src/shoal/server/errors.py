@@ -6,19 +6,20 @@ nothing about the inside, and logged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from shoal.errors import (
     EngineError,
     InvalidRequestError,
-    QueueFullError,
     RequestFailedError,
     ShoalError,
 )
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+RATE_LIMIT = "rate_limit_error"
 RETRY_SECONDS = 1
 
 
@@ -54,19 +55,21 @@ class ApiError(Exception):
 
 def as_api_error(error: ShoalError) -> ApiError:
     """How a caller learns of one of Shoal's errors."""
-    retry = {"retry-after": str(RETRY_SECONDS)}
+    retry = retry_after(RETRY_SECONDS)
     match error:
         case InvalidRequestError():
             return ApiError(400, str(error), param=error.field, code=error.code)
-        case QueueFullError():
-            message = f"{error.limit} requests are waiting already; retry later"
-            return ApiError(429, message, type="rate_limit_error", code="queue_full", headers=retry)
         case RequestFailedError():
             return ApiError(500, str(error), type=SERVER, code="request_failed")
         case EngineError():
             return ApiError(503, str(error), type=SERVER, code="engine_unavailable", headers=retry)
         case _:
             return internal_error()
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """The header that says when to try again, in whole seconds, at least one."""
+    return {"retry-after": str(max(math.ceil(seconds), RETRY_SECONDS))}
 
 
 def internal_error() -> ApiError:

@@ -54,6 +54,17 @@ class Metrics:
         self._itl = self._histogram("inter_token_seconds", "Gaps between deliveries of one completion.", _GAPS)
         self._tpot = self._histogram("time_per_output_token_seconds", "Time per token after the first.", _GAPS)
         self._total = self._histogram("request_seconds", "Arrival of a request to its end.", _SECONDS)
+        self._errors = Counter(
+            "shoal_http_errors", "Requests that ended with an error, by its code.", ["code"], registry=self._registry
+        )
+        self._keys = {
+            name: Counter(f"shoal_key_{name}", text, ["key"], registry=self._registry)
+            for name, text in (
+                ("requests", "Generating requests that ended, by API key."),
+                ("prompt_tokens", "Tokens of the prompts of such requests."),
+                ("generated_tokens", "Tokens generated for such requests."),
+            )
+        }
         self._registry.register(_EngineCollector(service))
 
     def observe(self, path: str, status: int | None, *, complete: bool) -> None:
@@ -61,6 +72,15 @@ class Metrics:
         endpoint = "/v1/models" if path.startswith("/v1/models/") else path
         endpoint = endpoint if endpoint in _ENDPOINTS else _OTHER
         self._requests.labels(endpoint, str(status) if complete and status is not None else "499").inc()
+
+    def observe_error(self, code: str) -> None:
+        """A request has ended with this error; codes are the server's own words, so they are few."""
+        self._errors.labels(code).inc()
+
+    def observe_key(self, key: str, prompt_tokens: int, generated_tokens: int) -> None:
+        """A generating request of a key's has ended."""
+        for name, value in (("requests", 1), ("prompt_tokens", prompt_tokens), ("generated_tokens", generated_tokens)):
+            self._keys[name].labels(key).inc(value)
 
     def observe_times(self, timelines: Iterable[RequestTimeline]) -> None:
         """Engine requests have ended."""
@@ -113,6 +133,11 @@ class _EngineCollector:
             ("prefix_hit_tokens", "Tokens found in the prefix cache instead of computed.", scheduler.prefix_hit_tokens),
             ("preemptions", "Completions that lost their blocks, to be computed again.", scheduler.preemptions),
             ("steps", "Steps of the engine.", stats.steps),
+            (
+                "busy_seconds",
+                "Seconds in steps; the rate is the part of time at work.",
+                stats.busy_seconds,
+            ),
         )
         for name, text, value in counters:
             yield CounterMetricFamily(f"shoal_{name}", text, value=float(value))

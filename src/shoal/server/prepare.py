@@ -15,6 +15,7 @@ from shoal.core.params import SamplingParams
 from shoal.core.request import Request
 from shoal.engine.request import TOO_LONG, EmptyResult
 from shoal.errors import InvalidRequestError
+from shoal.server.access.caller import Caller
 from shoal.server.requests import ChatRequest, CompletionRequest, Generation, TokenizeRequest
 from shoal.server.service import ServedModel
 from shoal.server.work import ChatWork, CompletionWork
@@ -44,7 +45,7 @@ _SAME_NAME = (
 )
 
 
-def prepare_completion(served: ServedModel, body: CompletionRequest) -> CompletionWork:
+def prepare_completion(served: ServedModel, body: CompletionRequest, caller: Caller) -> CompletionWork:
     """The work of a completion request; ``InvalidRequestError`` names the field."""
     if body.suffix:
         raise InvalidRequestError("suffix", "is not supported: no model that can be served fills in the middle")
@@ -71,7 +72,7 @@ def prepare_completion(served: ServedModel, body: CompletionRequest) -> Completi
             room = served.engine.limits.longest - len(ids)
             wanted = max(1, body.min_tokens or 0, min(DEFAULT_COMPLETION_TOKENS, room))
         with _renamed({"prompt": name, **({"n": "best_of"} if body.best_of is not None else {})}):
-            requests.append(_resolve(served, body, ids, {**values, "max_tokens": wanted}))
+            requests.append(_resolve(served, body, caller, ids, {**values, "max_tokens": wanted}))
     return CompletionWork(
         served=served,
         requests=tuple(requests),
@@ -83,7 +84,7 @@ def prepare_completion(served: ServedModel, body: CompletionRequest) -> Completi
     )
 
 
-def prepare_chat(served: ServedModel, body: ChatRequest) -> ChatWork:
+def prepare_chat(served: ServedModel, body: ChatRequest, caller: Caller) -> ChatWork:
     """The work of a chat request; ``InvalidRequestError`` names the field."""
     tools = _tools(served, body)
     ids = chat_ids(
@@ -108,7 +109,7 @@ def prepare_chat(served: ServedModel, body: ChatRequest) -> ChatWork:
         values["max_tokens"] = body.max_tokens
     _constrain_to_calls(served, tools, values)
     with _renamed({"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": limit_name}):
-        request = _resolve(served, body, ids, values)
+        request = _resolve(served, body, caller, ids, values)
     return ChatWork(
         served=served, requests=(request,), n=n, candidates=n, logprobs=logprobs, tools=tools, **_manner(body)
     )
@@ -173,11 +174,19 @@ def is_light(body: CompletionRequest | ChatRequest, size: int) -> bool:
 
 
 def _resolve(
-    served: ServedModel, body: Generation, ids: Sequence[int], values: Mapping[str, Any]
+    served: ServedModel, body: Generation, caller: Caller, ids: Sequence[int], values: Mapping[str, Any]
 ) -> Request | EmptyResult:
     params = SamplingParams.from_mapping(values)
     deadline = None if body.deadline is None else served.engine.now() + body.deadline
-    return served.client.resolve(ids, params, body.priority or 0, deadline, body.cache_salt)
+    return served.client.resolve(
+        ids,
+        params,
+        priority=caller.priority(body.priority),
+        deadline=deadline,
+        cache_salt=caller.cache_salt(body.cache_salt),
+        tenant=caller.tenant,
+        weight=caller.weight,
+    )
 
 
 def _common_values(served: ServedModel, body: Generation) -> dict[str, Any]:

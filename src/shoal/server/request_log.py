@@ -2,12 +2,12 @@
 
 The id is the caller's own ``x-request-id`` if that is fit for a header, and goes back in the answer. The line is a JSON
 object, written when the answer has been sent: what was asked of which path, how it went, and for generated answers the
-tokens, the times, and the caller's ``user`` and ``metadata``. Prompts and answers are not in it.
+tokens, the times, and the caller's ``user`` and ``metadata``. Prompts and answers are not in it, unless the operator
+asked for them.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import secrets
@@ -18,7 +18,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal.server.access.caller import Lease
 from shoal.server.answers.usage import Tally
+from shoal.server.json_log import FIELDS
 from shoal.server.metrics import Metrics
 
 _ACCEPTED = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
@@ -32,6 +34,8 @@ class Generated:
     tally: Tally
     user: str | None
     metadata: Mapping[str, str] | None
+    asked: Any = None  # the prompt or the messages, and then the texts too, if they are to be logged
+    texts: Mapping[tuple[str, int], list[str]] | None = None
 
     def facts(self) -> dict[str, Any]:
         """As they stand in the line."""
@@ -47,6 +51,9 @@ class Generated:
             found["user"] = self.user
         if self.metadata is not None:
             found["metadata"] = dict(self.metadata)
+        if self.texts is not None:
+            found["prompt"] = self.asked
+            found["answers"] = ["".join(self.texts[name]) for name in sorted(self.texts)]
         return found
 
 
@@ -88,11 +95,19 @@ class RequestLog:
             await self._app(scope, receive, send_with_id)
         finally:
             generated: Generated | None = state.get("generated")
+            lease: Lease | None = state.get("lease")
+            key = None if lease is None else lease.caller.name
+            code: str | None = state.get("error_code")
             self._metrics.observe(scope["path"], status, complete=complete)
+            if code is not None:
+                self._metrics.observe_error(code)
             if generated is not None:
                 self._metrics.observe_times(generated.tally.timelines)
+                if key is not None:
+                    usage = generated.tally
+                    self._metrics.observe_key(key, usage.prompt_tokens, usage.completion_tokens)
             if self._logger.isEnabledFor(logging.INFO):
-                line = {
+                line: dict[str, Any] = {
                     "request_id": state["request_id"],
                     "method": scope["method"],
                     "path": scope["path"][:_MAX_PATH],
@@ -100,9 +115,10 @@ class RequestLog:
                     "complete": complete,  # false: the client left, or the answer broke off
                     "seconds": round(self._clock() - began, 6),
                 }
+                line |= {name: value for name, value in (("key", key), ("error", code)) if value is not None}
                 if generated is not None:
                     line |= generated.facts()
-                self._logger.info("%s", json.dumps(line))
+                self._logger.info("request", extra={FIELDS: line})
 
 
 def _given(scope: Scope) -> bytes | None:

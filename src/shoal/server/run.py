@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -21,11 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from shoal.config import ServerConfig
 from shoal.engine.start import start_engine
 from shoal.errors import ConfigError, EngineDeadError
+from shoal.server.access.api_key import ApiKey
 from shoal.server.app import make_app
+from shoal.server.connection import Connection, ConnectionLimits
 from shoal.server.service import Condition, ServedModel, Service
 
 if TYPE_CHECKING:
@@ -34,11 +39,17 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WATCH_SECONDS = 1
 _LOOK_SECONDS = 0.05  # how often a server that is to end looks whether everything is done
+_OTHER_FILES = 128  # that may be open beside the connections
 _LAST_SECONDS = 5  # for answers on their way when everything is done
+
+_log = logging.getLogger("shoal.server")
 
 
 def serve(
-    config: ServerConfig, load: Callable[[], LoadedModel], on_ready: Callable[[LoadedModel, ServedModel, str], None]
+    config: ServerConfig,
+    load: Callable[[], LoadedModel],
+    on_ready: Callable[[LoadedModel, ServedModel, str], None],
+    keys: Iterable[ApiKey] = (),
 ) -> None:
     """Serve until a signal. At SIGINT or SIGTERM new requests are answered with 503 and what runs is finished, within
     the grace period; what is left then ends with an error. A second signal ends everything at once.
@@ -47,11 +58,13 @@ def serve(
     taken. Raises ConfigError for an address that cannot be had, what ``load`` raises, and EngineDeadError if the engine
     stops.
     """
+    service = Service(version=version("shoal"), clock=time.time)
     with (
         contextlib.closing(bind(config.host, config.port)) as bound,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        runner.run(_serve(config, bound, load, on_ready))
+        allow_connections(config.max_connections)
+        runner.run(_serve(_Server(config, service, keys), bound, load, on_ready))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -79,14 +92,24 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def allow_connections(count: int) -> None:
+    """Raise this process's limit on open files as far as so many connections need and the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        _log.warning("the system allows this process %d open files, too few for %d connections", hard, count)
+        wanted = hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 async def _serve(
-    config: ServerConfig,
+    server: _Server,
     bound: socket.socket,
     load: Callable[[], LoadedModel],
     on_ready: Callable[[LoadedModel, ServedModel, str], None],
 ) -> None:
-    service = Service(version=version("shoal"), clock=time.time)
-    server = _Server(config, service)
+    config, service = server.options, server.service
     address = address_of(bound)
     loading: asyncio.Future[LoadedModel] = _in_daemon_thread(load)
     serving: asyncio.Future[None] = asyncio.ensure_future(server.serve(sockets=[bound]))
@@ -157,25 +180,41 @@ def _in_daemon_thread(load: Callable[[], LoadedModel]) -> asyncio.Future[LoadedM
     return future
 
 
+def uvicorn_config(app: ASGIApp, config: ServerConfig, **more: Any) -> uvicorn.Config:
+    """How the library is to serve the application."""
+    limits = ConnectionLimits(
+        connections=config.max_connections,
+        head_seconds=config.body_timeout,
+        body_bytes=config.max_body_bytes,
+        write_seconds=config.write_timeout,
+    )
+    return uvicorn.Config(
+        app,
+        http=partial(Connection, limits=limits),  # type: ignore[arg-type]  # makes one, as the class does
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=config.keep_alive,
+        **more,
+    )
+
+
 class _Server(uvicorn.Server):
-    def __init__(self, config: ServerConfig, service: Service) -> None:
-        app = make_app(service, max_body_bytes=config.max_body_bytes, logger=logging.getLogger("shoal.requests"))
+    def __init__(self, config: ServerConfig, service: Service, keys: Iterable[ApiKey]) -> None:
+        app = make_app(service, config, logger=logging.getLogger("shoal.requests"), keys=keys)
         super().__init__(
-            uvicorn.Config(
+            uvicorn_config(
                 app,
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=config.keep_alive,
+                config,
                 timeout_graceful_shutdown=_LAST_SECONDS,
                 callback_notify=self._watch,
                 timeout_notify=_WATCH_SECONDS,
             )
         )
-        self._service = service
+        self.options = config
+        self.service = service
         self.told_to_end = asyncio.Event()
 
     @contextlib.contextmanager
@@ -190,13 +229,13 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks for an orderly end, the second for one at once, as any does before there is a model."""
-        if self._service.condition is Condition.READY:
-            self._service.stop_admitting()
+        if self.service.condition is Condition.READY:
+            self.service.stop_admitting()
             # A signal handler runs between two bytecodes of the loop's own thread, which may be asleep.
             asyncio.get_running_loop().call_soon_threadsafe(self.told_to_end.set)
         else:
             self.force_exit = self.should_exit = True
 
     async def _watch(self) -> None:
-        if not self._service.alive:
+        if not self.service.alive:
             self.should_exit = True

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from shoal.engine.backlog import Pace
 from shoal.engine.client import AsyncClient
 from shoal.engine.engine import EngineStats
 from shoal.engine.thread import EngineThread
@@ -50,6 +51,8 @@ class ServedModel:
     template: ChatTemplate | None
     policy: str
     context_length: int
+    max_num_seqs: int
+    token_budget: int
     texts: TokenTexts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +74,19 @@ class ServedModel:
             template=loaded.chat_template,
             policy=config.policy,
             context_length=loaded.context_length,
+            max_num_seqs=config.max_num_seqs,
+            token_budget=config.token_budget,
+        )
+
+    @property
+    def pace(self) -> Pace:
+        """How the engine goes. What runs while others wait is all that there is room for."""
+        stats = self.engine.stats
+        running, waiting = stats.scheduler.running, stats.scheduler.waiting
+        return Pace(
+            slots=min(running, self.max_num_seqs) if running and waiting else self.max_num_seqs,
+            rows=self.token_budget,
+            step_seconds=stats.step_seconds,
         )
 
     def check_name(self, wanted: str | None) -> None:

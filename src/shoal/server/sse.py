@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from shoal.errors import ShoalError
 from shoal.server.disconnect import wait_for_disconnect
 from shoal.server.encoding import to_json
-from shoal.server.errors import as_api_error, internal_error
+from shoal.server.errors import ApiError, as_api_error, internal_error
 
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second: nginx passes events on at once
@@ -63,8 +63,9 @@ class EventStream(Response):
         try:
             async for objects in self._events:
                 await _send_body(send, _encode(objects))
-        except ShoalError as error:
-            await _send_body(send, _encode([as_api_error(error).body()]))
+        except (ShoalError, ApiError) as error:
+            told = error if isinstance(error, ApiError) else as_api_error(error)
+            await _send_body(send, _encode([told.body()]))
         except Exception:
             _log.exception("an answer failed in the middle of its stream")
             await _send_body(send, _encode([internal_error().body()]))

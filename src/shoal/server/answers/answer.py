@@ -28,9 +28,12 @@ class _Choices(Protocol):
 
 
 class Answer:
-    """Over the chunks of a stream; ``whole`` or ``events``, once."""
+    """Over the chunks of a stream; ``whole`` or ``events``, once.
 
-    def __init__(self, work: Work, stream: Stream, *, id: str, created: int) -> None:
+    texts: what was generated so far, each completion's pieces, if ``keep_texts``.
+    """
+
+    def __init__(self, work: Work, stream: Stream, *, id: str, created: int, keep_texts: bool = False) -> None:
         self._work = work
         self._stream = stream
         chat = isinstance(work, ChatWork)
@@ -44,6 +47,7 @@ class Answer:
             null_usage=work.include_usage,
         )
         self.tally = Tally(stream.requests)
+        self.texts: dict[tuple[str, int], list[str]] | None = {} if keep_texts else None
         self._choices = _choices(work, stream, self._envelope)
 
     async def whole(self) -> dict[str, Any]:
@@ -73,6 +77,8 @@ class Answer:
         if chunk.finish is FinishReason.ERROR:  # the others of the answer are of no use then
             raise RequestFailedError(chunk.error or "the request failed")
         self.tally.add(chunk)
+        if self.texts is not None:
+            self.texts.setdefault((chunk.request_id, chunk.index), []).append(chunk.text)
 
     def _timings(self) -> dict[str, Any]:
         return {"timings": self.tally.timings()} if self._work.timings else {}

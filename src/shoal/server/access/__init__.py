@@ -1,0 +1,1 @@
+"""Who may use the server, and how much of it: API keys, their limits, and the checks in front of every request."""
