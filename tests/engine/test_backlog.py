@@ -20,9 +20,7 @@ def pace(slots: int) -> Pace:
 
 
 def played(requests: list[Request], slots: int) -> tuple[Scheduler, Backlog]:
-    scheduler = Scheduler(
-        SchedulerConfig(max_num_seqs=slots, token_budget=ROWS), CacheShape(4096, 16, 1, 1, 16, "f32")
-    )
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=slots, token_budget=ROWS), CacheShape(4096, 16, 1, 1, 16, "f32"))
     backlog = Backlog()
     for request in requests:
         scheduler.add(request, 0.0)

@@ -7,8 +7,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -111,8 +109,7 @@ def test_a_body_without_an_end(kind: str) -> None:
     with served_over_http(server_config=QUICK) as address, connected(address) as client:
         client.sendall(begin)
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            for _ in range(100_000):
-                client.sendall(piece)
+            client.sendall(piece * 100_000)
         assert answers(address)
 
 
@@ -144,18 +141,22 @@ def test_a_connection_that_was_left_open_is_closed() -> None:
 
 def test_too_many_connections() -> None:
     config = ServerConfig(max_connections=3)
-    with served_over_http(server_config=config) as address:
-        with connected(address), connected(address) as second, connected(address):
-            with connected(address) as fourth:
-                found = read_all(fourth)
-                assert found.startswith(b"HTTP/1.1 503 ")
-                assert b"retry-after: 1" in found
-                assert json.loads(found.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
-            second.sendall(head(len(BODY), connection="close") + BODY)
-            assert b" 200 " in read_all(second)
-            with connected(address) as fifth:  # takes the place that is free now
-                fifth.sendall(head(len(BODY), connection="close") + BODY)
-                assert b" 200 " in read_all(fifth)
+    with (
+        served_over_http(server_config=config) as address,
+        connected(address),
+        connected(address) as second,
+        connected(address),
+    ):
+        with connected(address) as fourth:
+            found = read_all(fourth)
+            assert found.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 1" in found
+            assert json.loads(found.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+        second.sendall(head(len(BODY), connection="close") + BODY)
+        assert b" 200 " in read_all(second)
+        with connected(address) as fifth:  # takes the place that is free now
+            fifth.sendall(head(len(BODY), connection="close") + BODY)
+            assert b" 200 " in read_all(fifth)
 
 
 def test_the_limit_on_open_files_is_raised_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:

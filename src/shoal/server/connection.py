@@ -7,6 +7,8 @@ all, and that a connection which is to be closed does not wait for a reader who 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ from shoal.server.errors import RETRY_SECONDS, SERVER, ApiError
 from shoal.server.slow_readers import ABORT
 
 MAX_HEAD_BYTES = 64 * 1024
+_AT_ONCE = struct.pack("ii", 1, 0)  # of lingering: on, for no time
 _CHUNKED = 8  # a chunked body may be so many times as long on the wire
 
 
@@ -65,7 +68,7 @@ class Connection(HttpToolsProtocol):
             message = f"the request's line and headers have more than {MAX_HEAD_BYTES} bytes"
             self._refuse(ApiError(431, message, code="headers_too_large"), b"431 Request Header Fields Too Large")
         elif self._message_bytes > MAX_HEAD_BYTES + _CHUNKED * self._limits.body_bytes:
-            self.transport.abort()  # chunks or trailers without an end; the application does not see them
+            self._cut()  # chunks or trailers without an end; the application does not see them
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -89,7 +92,7 @@ class Connection(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         """The connection was idle for long enough."""
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # closing would wait for a reader who had all this time
+            self._cut()  # closing would wait for a reader who had all this time
         else:
             super().timeout_keep_alive_handler()
 
@@ -114,6 +117,10 @@ class Connection(HttpToolsProtocol):
             self._head_timer = None
 
     def _cut(self) -> None:
+        # Otherwise the system would go on offering what was written, for as long as the reader lives.
+        bound = self.transport.get_extra_info("socket")
+        if bound is not None and not self.transport.is_closing():
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self.transport.abort()
 
     def _refuse(self, error: ApiError, status: bytes) -> None:

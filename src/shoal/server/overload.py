@@ -72,7 +72,7 @@ class Overload:
                 f"a request would wait about {wait:.0f} s, and the server's limit is {self._max_wait:.0f} s "
                 "(--max-wait); retry later",
                 type=RATE_LIMIT,
-                code="overloaded",
+                code="wait_too_long",
                 headers=retry_after((wait - self._max_wait) * _MARGIN),
             )
 
