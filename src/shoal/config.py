@@ -97,6 +97,7 @@ class ServerConfig:
     request_timeout: seconds that a request may take from being queued to its end.
     body_timeout: seconds for a request's head, and again for its body, to arrive.
     write_timeout: seconds that an answer may wait for its reader to take more of it.
+    step_timeout: seconds after which a step of the engine that has not ended is taken for stuck; 0 is never.
     max_connections: most connections at once.
     cors_origins: origins of web pages that may use the server; "*" is any.
     allowed_hosts: names by which it may be addressed beside the loopback's; "*" is any. On a loopback address, without
@@ -115,6 +116,7 @@ class ServerConfig:
     request_timeout: int = 3600
     body_timeout: int = 60
     write_timeout: int = 60
+    step_timeout: int = 120
     max_connections: int = 4096
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
@@ -133,6 +135,7 @@ class ServerConfig:
         _integer("max_wait", self.max_wait, low=0, high=604_800)
         for name in ("request_timeout", "body_timeout", "write_timeout"):
             _integer(name, getattr(self, name), low=1, high=604_800)
+        _integer("step_timeout", self.step_timeout, low=0, high=604_800)
         _integer("max_connections", self.max_connections, low=1, high=1_000_000)
         for origin in self.cors_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -249,8 +250,35 @@ def test_steps_may_take_time(pair: StepPlan) -> None:
     duration: Callable[[StepPlan], float] = lambda step: 0.5 * step.num_rows  # noqa: E731
     null(duration=duration, sleep=slept.append).execute(pair)
     assert slept == [3.5]
-    with pytest.raises(KernelError, match="together"):
+    with pytest.raises(KernelError, match="sleep goes with"):
         null(duration=duration)
+    with pytest.raises(KernelError, match="sleep goes with"):
+        null(sleep=slept.append)
+
+
+def test_a_stalling_request_makes_the_step_longer(pair: StepPlan) -> None:
+    slept: list[float] = []
+    stall = Fault(request_id="bad", kind="stall", seconds=1.5, times=1)
+    backend = null(faults=(stall,), sleep=slept.append)
+    assert backend.execute(pair) == backend.execute(pair) == null().execute(pair)
+    assert slept == [1.5]
+    with pytest.raises(KernelError, match="sleep goes with"):
+        null(faults=(stall,))
+
+
+def test_numbers_that_are_none(pair: StepPlan) -> None:
+    good, bad = null(faults=(Fault(request_id="bad", kind="nan"),)).execute(pair).entries
+    assert good == null().execute(pair).entries[0]
+    assert math.isnan(bad.logprobs[0].logprob)
+
+
+def test_a_marker_in_the_prompt_makes_guilty(pair: StepPlan) -> None:
+    good, bad = null(faults=(Fault(marker=7, kind="error"),)).execute(pair).entries
+    assert (good.error, bad.error) == (None, "scripted fault")
+    with pytest.raises(KernelError, match="request_id or marker"):
+        Fault(kind="error")
+    with pytest.raises(KernelError, match="request_id or marker"):
+        Fault(request_id="r", marker=7, kind="error")
 
 
 def test_close_is_final_and_idempotent(pair: StepPlan) -> None:

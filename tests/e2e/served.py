@@ -16,7 +16,7 @@ LAUNCH = "from shoal.cli import main; main()"
 class ServerProcess:
     """Started on a free port; ``stop`` sends a signal and waits."""
 
-    def __init__(self, model: Path, folder: Path, *arguments: str) -> None:
+    def __init__(self, model: Path, folder: Path, *arguments: str, **environment: str) -> None:
         self.log = folder / "server.log"
         with self.log.open("w") as errors:
             self.process = subprocess.Popen(
@@ -24,7 +24,7 @@ class ServerProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=dict(os.environ),
+                env={**os.environ, **environment},
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -12,10 +12,10 @@ import pytest
 from served import LAUNCH
 
 
-def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", LAUNCH, "serve", *arguments],
-        env={**os.environ, "COLUMNS": "200"},
+        env={**os.environ, "COLUMNS": "200", **environment},
         capture_output=True,
         text=True,
         timeout=120,
@@ -65,9 +65,37 @@ def test_a_broken_model(tmp_path: Path) -> None:
         ("--max-body-bytes", "5"),
         ("--served-name", " "),
         ("--precision", "int3"),
+        ("--api-keys", "no-such-file.toml"),
+        ("--max-wait", "-1"),
+        ("--request-timeout", "0"),
+        ("--body-timeout", "0"),
+        ("--write-timeout", "0"),
+        ("--step-timeout", "-1"),
+        ("--max-connections", "0"),
+        ("--cors-origin", "example.com"),
+        ("--allowed-host", "http://example.com/"),
     ],
 )
 def test_a_bad_flag(flag: str, value: str) -> None:
     done = serve(flag, value)
     assert done.returncode == 2
     assert flag in done.stderr
+
+
+def test_options_that_contradict_each_other(tmp_path: Path) -> None:
+    done = serve("--log-prompts", "--no-log-requests")
+    assert done.returncode == 2
+    assert "--log-prompts" in done.stderr
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[key]]\nname = "a"\nsecret = "0123456789abcdef"\npriority = 2\n')
+    done = serve("--api-keys", str(keys), "--policy", "fcfs")
+    assert done.returncode == 2
+    assert "--api-keys" in done.stderr
+    assert "--policy fcfs" in done.stderr
+
+
+def test_keys_in_the_environment_that_are_none() -> None:
+    done = serve(SHOAL_API_KEYS="bob:hidden,alice:two words")
+    assert done.returncode == 2
+    assert "SHOAL_API_KEYS, item 2" in done.stderr
+    assert not {"hidden", "two", "words"} & set(done.stderr.replace(":", " ").split())

@@ -119,5 +119,11 @@ def test_a_request_that_failed_counts_as_that() -> None:
         samples = await scrape(client)
         assert value(samples, "completions_finished_total", reason="error") == 1
         assert value(samples, "http_requests_total", endpoint=COMPLETIONS, status="500") == 1
+        assert value(samples, "http_errors_total", code="request_failed") == 1
+        await client.post(COMPLETIONS, {"prompt": "a", "stream": True})  # which fails after it has begun
+        samples = await scrape(client)
+        assert value(samples, "completions_finished_total", reason="error") == 2
+        assert value(samples, "http_requests_total", endpoint=COMPLETIONS, status="200") == 1
+        assert value(samples, "http_errors_total", code="request_failed") == 2
 
-    run(play, faults=(Fault(request_id="request-1", kind="error"),))
+    run(play, faults=tuple(Fault(request_id=f"request-{i}", kind="error", after=3 * (i - 1)) for i in (1, 2)))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import nan
 from typing import Literal
 
 import numpy as np
@@ -36,18 +37,30 @@ _CLOSING = frozenset(b'"}]')
 class Fault:
     """Something to go wrong, on purpose, whenever a step holds a request's entry.
 
-    request_id: whose entry sets it off.
+    request_id, marker: whose entry sets it off: that request's, or any whose prompt holds the marker's token.
     kind: "error" gives the entry an error result; "raise" raises when the entry's turn comes, after the entries
-        before it were computed; "raise_step" raises before anything was computed.
+        before it were computed; "raise_step" raises before anything was computed; "nan" gives log-probabilities that
+        are no numbers; "stall" makes the step take ``seconds`` longer.
     after: only once so many tokens have been generated for the entry's completion.
     times: how often it happens; None is always.
     """
 
-    request_id: str
-    kind: Literal["error", "raise", "raise_step"]
+    request_id: str | None = None
+    marker: int | None = None
+    kind: Literal["error", "raise", "raise_step", "nan", "stall"]
     after: int = 0
     times: int | None = None
+    seconds: float = 0.0
     message: str = "scripted fault"
+
+    def __post_init__(self) -> None:
+        if (self.request_id is None) == (self.marker is None):
+            raise KernelError("Fault: give request_id or marker")
+
+    def concerns(self, entry: StepEntry) -> bool:
+        """Whether the entry sets it off."""
+        guilty = entry.request.request_id == self.request_id or self.marker in entry.request.prompt_ids
+        return guilty and entry.num_generated >= self.after
 
 
 class ScriptedFaultError(RuntimeError):
@@ -71,7 +84,7 @@ class NullBackend:
     avoid: tokens that the built-in choice never takes in a free text (say, the end of sequence).
     vocabulary: for constraints; without one they are refused.
     faults: see ``Fault``.
-    duration: seconds that a step is to take, passed to ``sleep``.
+    duration: seconds that a step is to take, passed to ``sleep``, as are those of a fault that stalls.
     """
 
     def __init__(
@@ -88,8 +101,9 @@ class NullBackend:
         duration: Callable[[StepPlan], float] | None = None,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
-        if (duration is None) != (sleep is None):
-            raise KernelError("NullBackend: give duration and sleep together, or neither")
+        takes_time = duration is not None or any(fault.kind == "stall" for fault in faults)
+        if takes_time != (sleep is not None):
+            raise KernelError("NullBackend: sleep goes with a duration or a fault that stalls")
         if len(avoid) >= vocab_size:
             raise KernelError(f"NullBackend: avoid leaves none of the {vocab_size} tokens")
         self._cache_shape = cache_shape
@@ -129,8 +143,10 @@ class NullBackend:
         if self._closed:
             raise EngineClosedError("the null backend was closed")
         for entry in plan.entries:
-            if (message := self._fires(entry, "raise_step")) is not None:
-                raise ScriptedFaultError(f"request {entry.request.request_id}: {message}")
+            if (fault := self._fires(entry, "stall")) is not None and self._sleep is not None:
+                self._sleep(fault.seconds)
+            if (fault := self._fires(entry, "raise_step")) is not None:
+                raise ScriptedFaultError(f"request {entry.request.request_id}: {fault.message}")
         self._check_plan(plan)
         if self._duration is not None and self._sleep is not None:
             self._sleep(self._duration(plan))
@@ -151,10 +167,10 @@ class NullBackend:
         self._past.clear()
 
     def _run(self, entry: StepEntry) -> EntryResult:
-        if (message := self._fires(entry, "raise")) is not None:
-            raise ScriptedFaultError(f"request {entry.request.request_id}: {message}")
-        if (message := self._fires(entry, "error")) is not None:
-            return EntryResult(error=message)
+        if (fault := self._fires(entry, "raise")) is not None:
+            raise ScriptedFaultError(f"request {entry.request.request_id}: {fault.message}")
+        if (fault := self._fires(entry, "error")) is not None:
+            return EntryResult(error=fault.message)
         past = self._check_past(entry)
         self._compute(entry, past)
         scored = self._scored(entry, past)
@@ -169,18 +185,20 @@ class NullBackend:
         past.tokens.append(token)
         wanted = entry.request.params.logprobs
         logprobs = () if wanted is None else (self._logprobs(token, wanted),)
+        if self._fires(entry, "nan") is not None:
+            logprobs = (TokenLogprobs(nan, ()),)
         result = EntryResult((token,), logprobs, prompt_logprobs=scored)
         return self._grammars.take(entry, result, masks)
 
-    def _fires(self, entry: StepEntry, kind: str) -> str | None:
+    def _fires(self, entry: StepEntry, kind: str) -> Fault | None:
         for number, fault in enumerate(self._faults):
             if (
-                (fault.request_id, fault.kind) == (entry.request.request_id, kind)
-                and entry.num_generated >= fault.after
+                fault.kind == kind
+                and fault.concerns(entry)
                 and (fault.times is None or self._fired[number] < fault.times)
             ):
                 self._fired[number] += 1
-                return fault.message
+                return fault
         return None
 
     # What the caller must get right.

@@ -75,6 +75,10 @@ def serve(
     write_timeout: Annotated[
         int, _option("Seconds that a reader may take nothing of its answer before the connection is cut.")
     ] = _DEFAULTS.write_timeout,
+    step_timeout: Annotated[
+        int,
+        _option("End the process when one step of the engine has taken so many seconds; 0 is never."),
+    ] = _DEFAULTS.step_timeout,
     max_connections: Annotated[int, _option("Most connections at once.")] = _DEFAULTS.max_connections,
     cors_origin: Annotated[
         list[str] | None,
@@ -119,6 +123,7 @@ def serve(
             request_timeout=request_timeout,
             body_timeout=body_timeout,
             write_timeout=write_timeout,
+            step_timeout=step_timeout,
             max_connections=max_connections,
             cors_origins=tuple(cors_origin or ()),
             allowed_hosts=tuple(allowed_host or ()),
@@ -130,8 +135,6 @@ def serve(
         raise bad_flag(_FLAGS.get(error.field, error.field), error.message) from None
     if log_prompts and not log_requests:
         raise bad_flag("log_prompts", "goes with --log-requests only")
-    if not keys and host not in LOOPBACK:
-        note(f"warning: everybody who can reach {host} may use this server; --api-keys says who may")
     _log(log_requests=log_requests)
 
     def load() -> LoadedModel:
@@ -139,6 +142,8 @@ def serve(
         return load_model(model, engine, notify=note)
 
     def ready(loaded: LoadedModel, served: ServedModel, address: str) -> None:
+        if not keys and host not in LOOPBACK:
+            note(f"warning: everybody who can reach {host} may use this server; --api-keys says who may")
         if as_json:
             sys.stdout.write(json.dumps(_record(loaded, served, address)) + "\n")
             sys.stdout.flush()

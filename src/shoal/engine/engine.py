@@ -8,6 +8,7 @@ inbox, and one call per step and outbox with all its chunks. Faults stay where t
   executing is idempotent; the entries that fail alone too end with an error, the rest have their results;
 - an exception while making a request's text ends that request;
 - an outbox that raises is taken for gone, its requests are aborted;
+- a result that holds no numbers (a model with NaN in it) ends its request;
 - anything else is a bug in the engine itself: ``die`` tells every waiting caller, and nothing is accepted any more.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isnan
 
 from shoal.backends.base import Backend
 from shoal.core.plan import EntryResult, StepEntry, StepPlan, StepResult, TokenDelta
@@ -87,7 +89,8 @@ class _Live:
 
 
 class Engine:
-    """One model being served. All but ``inbox``, ``clock``, ``limits`` and ``stats`` belongs to the stepping thread.
+    """One model being served. All but ``inbox``, ``clock``, ``limits``, ``stats`` and ``in_step`` belongs to the
+    stepping thread.
 
     clock: gives seconds; only differences matter.
     """
@@ -118,6 +121,8 @@ class Engine:
         self._owners: dict[int, _Live] = {}  # of the sequences that have been in a plan
         self._chunks: dict[Outbox, list[Chunk]] = {}  # of this step
         self._closing = False
+        self._rounds = 0
+        self.in_step: int | None = None  # the number of the round that is going on, to see whether one gets stuck
         self._steps = self._step_sequences = self._step_rows = self._generated = self._prompt_tokens = 0
         self._busy_seconds = self._step_seconds = 0.0
         self._finished = dict.fromkeys(FinishReason, 0)
@@ -135,6 +140,12 @@ class Engine:
 
     def step(self) -> None:
         """One round of the loop. An exception is an internal error; ``die`` must follow."""
+        self._rounds += 1
+        self.in_step = self._rounds
+        self._step()
+        self.in_step = None
+
+    def _step(self) -> None:
         now = self.clock()
         self._drain_inbox()
         plan = self._scheduler.schedule(now)
@@ -218,6 +229,8 @@ class Engine:
         result = self._backend.execute(plan)
         if len(result.entries) != len(plan.entries):
             raise KernelError(f"the backend gave {len(result.entries)} results for {len(plan.entries)} entries")
+        if any(_holds_nan(entry) for entry in result.entries):
+            return StepResult(tuple(_NOT_FINITE if _holds_nan(entry) else entry for entry in result.entries))
         return result
 
     # Make text.
@@ -363,6 +376,13 @@ class Engine:
             step_sizes=tuple(self._step_sizes),
             scheduler=self._scheduler.stats(),
         )
+
+
+_NOT_FINITE = EntryResult(error="the backend gave log-probabilities that are no numbers")
+
+
+def _holds_nan(result: EntryResult) -> bool:
+    return any(isnan(each.logprob) for each in (*result.logprobs, *result.prompt_logprobs))
 
 
 def _failed(error: Exception) -> EntryResult:

@@ -33,9 +33,14 @@ class Inbox:
         return self._max_waiting
 
     @property
+    def failure(self) -> EngineDeadError | None:
+        """The internal error on which the engine stopped, if it did."""
+        return self._refusal if isinstance(self._refusal, EngineDeadError) else None
+
+    @property
     def dead(self) -> bool:
         """Whether the engine stopped on an internal error."""
-        return isinstance(self._refusal, EngineDeadError)
+        return self.failure is not None
 
     # For callers, from any thread.
 

@@ -36,6 +36,7 @@ class EngineThread:
         self._finalizer.atexit = False
         self._at_exit = partial(_close_if_alive, weakref.ref(self))
         atexit.register(self._at_exit)
+        self._abandoned = False
         self._thread.start()
 
     @property
@@ -57,6 +58,16 @@ class EngineThread:
     def dead(self) -> bool:
         """Whether the engine stopped on an internal error, and not because it was closed."""
         return self._inbox.dead
+
+    @property
+    def failure(self) -> EngineDeadError | None:
+        """The internal error on which it stopped, if it did."""
+        return self._inbox.failure
+
+    @property
+    def in_step(self) -> int | None:
+        """The number of the step that goes on now; None between steps and while there is nothing to do."""
+        return self._engine.in_step
 
     def new_request_id(self) -> str:
         """An id that no other request of this engine has."""
@@ -87,8 +98,18 @@ class EngineThread:
         """End the engine and wait for its thread. ``drain`` finishes all requests first, otherwise they are aborted."""
         atexit.unregister(self._at_exit)
         self._inbox.close(drain=drain)
-        if self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread() and not self._abandoned:
             self._thread.join()
+
+    def abandon(self, error: EngineDeadError) -> None:
+        """Give up an engine whose step does not end: it counts as dead, and nobody waits for its thread any more.
+
+        Its callers are not told; the thread that would tell them is the one that is stuck. The process is to end soon.
+        """
+        self._abandoned = True
+        self._finalizer.detach()
+        atexit.unregister(self._at_exit)
+        self._inbox.die(error)
 
 
 def _run(engine: Engine) -> None:

@@ -185,7 +185,7 @@ def _model(served: ServedModel) -> dict[str, Any]:
 
 
 def _error(request: Request, error: ApiError) -> Response:
-    request.state.error_code = error.code
+    request.state.error_code = error.code or error.type
     return error_reply(error)
 
 

@@ -27,11 +27,12 @@ from starlette.types import ASGIApp
 
 from shoal.config import ServerConfig
 from shoal.engine.start import start_engine
-from shoal.errors import ConfigError, EngineDeadError
+from shoal.errors import ConfigError
 from shoal.server.access.api_key import ApiKey
 from shoal.server.app import make_app
 from shoal.server.connection import Connection, ConnectionLimits
 from shoal.server.service import Condition, ServedModel, Service
+from shoal.server.stall_watch import StallWatch
 
 if TYPE_CHECKING:
     from shoal.assembly import LoadedModel
@@ -132,8 +133,9 @@ async def _serve(
         await serving
         if loading.done():
             loading.result()  # its error
-        if served is not None and served.engine.dead:
-            raise EngineDeadError("the engine has stopped on an internal error; the server ends with it")
+        if served is not None and served.engine.failure is not None:
+            _log.error("the engine has failed", exc_info=served.engine.failure)
+            raise served.engine.failure
     finally:
         if draining is not None:
             draining.cancel()
@@ -216,6 +218,7 @@ class _Server(uvicorn.Server):
         self.options = config
         self.service = service
         self.told_to_end = asyncio.Event()
+        self._watch_step = StallWatch(config.step_timeout)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -237,5 +240,8 @@ class _Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
 
     async def _watch(self) -> None:
+        if self.service.alive and self._watch_step.stuck(self.service.in_step):
+            seconds = self.options.step_timeout
+            self.service.give_up(f"a step of the engine has not ended in {seconds} s (--step-timeout)")
         if not self.service.alive:
             self.should_exit = True

@@ -16,6 +16,7 @@ from shoal.engine.backlog import Pace
 from shoal.engine.client import AsyncClient
 from shoal.engine.engine import EngineStats
 from shoal.engine.thread import EngineThread
+from shoal.errors import EngineDeadError
 from shoal.server.errors import RETRY_SECONDS, SERVER, ApiError
 from shoal.server.token_texts import TokenTexts
 from shoal.text.chat_template import ChatTemplate
@@ -31,7 +32,6 @@ class Condition(StrEnum):
     LOADING = "loading"
     READY = "ready"
     CLOSING = "closing"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +120,18 @@ class Service:
     def stop_admitting(self) -> None:
         """Take no new requests; those that run go on."""
         self.condition = Condition.CLOSING
+
+    def give_up(self, reason: str) -> None:
+        """The engine is stuck: it counts as dead, and whoever waits for it is told."""
+        assert self._served is not None
+        error = EngineDeadError(reason)
+        self._served.engine.abandon(error)
+        self._served.client.fail(error)
+
+    @property
+    def in_step(self) -> int | None:
+        """The number of the step that the engine is in, if it is."""
+        return None if self._served is None else self._served.engine.in_step
 
     @property
     def alive(self) -> bool:

@@ -45,7 +45,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, or as much as the reader stays for."""
-        sending = asyncio.ensure_future(self._send_all(send))
+        sending = asyncio.ensure_future(self._send_all(scope, send))
         leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -57,23 +57,27 @@ class EventStream(Response):
         if not sending.cancelled():
             sending.result()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await _send_body(send, _encode(self._first))
         try:
             async for objects in self._events:
                 await _send_body(send, _encode(objects))
         except (ShoalError, ApiError) as error:
-            told = error if isinstance(error, ApiError) else as_api_error(error)
-            await _send_body(send, _encode([told.body()]))
+            await _send_error(scope, send, error if isinstance(error, ApiError) else as_api_error(error))
         except Exception:
             _log.exception("an answer failed in the middle of its stream")
-            await _send_body(send, _encode([internal_error().body()]))
+            await _send_error(scope, send, internal_error())
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
 
 def _encode(objects: list[dict[str, Any]]) -> bytes:
     return b"".join([b"data: %b\n\n" % to_json(item) for item in objects])
+
+
+async def _send_error(scope: Scope, send: Send, error: ApiError) -> None:
+    scope.setdefault("state", {})["error_code"] = error.code or error.type  # for the log and the metrics
+    await _send_body(send, _encode([error.body()]))
 
 
 async def _send_body(send: Send, body: bytes) -> None:
