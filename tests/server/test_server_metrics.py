@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 from prometheus_client.parser import text_string_to_metric_families
 from server_support import CHAT, COMPLETIONS, HELLO, Client, run
@@ -120,10 +121,16 @@ def test_a_request_that_failed_counts_as_that() -> None:
         assert value(samples, "completions_finished_total", reason="error") == 1
         assert value(samples, "http_requests_total", endpoint=COMPLETIONS, status="500") == 1
         assert value(samples, "http_errors_total", code="request_failed") == 1
-        await client.post(COMPLETIONS, {"prompt": "a", "stream": True})  # which fails after it has begun
+        await client.post(
+            COMPLETIONS, {"prompt": "a", "stream": True, "max_tokens": 200}
+        )  # which fails after it has begun
         samples = await scrape(client)
         assert value(samples, "completions_finished_total", reason="error") == 2
         assert value(samples, "http_requests_total", endpoint=COMPLETIONS, status="200") == 1
         assert value(samples, "http_errors_total", code="request_failed") == 2
 
-    run(play, faults=tuple(Fault(request_id=f"request-{i}", kind="error", after=3 * (i - 1)) for i in (1, 2)))
+    faults = (
+        Fault(request_id="request-1", kind="error"),
+        Fault(request_id="request-2", kind="error", after=100),
+    )
+    run(play, faults=faults, on_step=lambda _: time.sleep(0.003))
