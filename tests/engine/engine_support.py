@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -138,6 +139,7 @@ def make_loaded(
         choose=None if tokens is None else choose,
         avoid=frozenset(range(128, VOCAB)),
         faults=faults,
+        sleep=time.sleep if any(fault.kind == "stall" for fault in faults) else None,
         vocabulary=lambda: Vocabulary(byte_tokenizer().plain_bytes(), byte_tokenizer().encode_fragment),
     )
     backend.gate = gate

@@ -65,6 +65,27 @@ def test_preempted_requests_give_what_they_give_alone() -> None:
         assert [outbox.result(request.request_id, 0)] == alone(request)
 
 
+def test_what_was_taken_in_is_not_refused_when_a_preemption_fills_the_queue() -> None:
+    """During every step the queue is filled up as far as the door knows; in some of them it becomes longer."""
+    requests = [make_request(f"r{i}", prompt=range(1, 31), max_tokens=60, seed=i, salt=str(i)) for i in range(20)]
+    later, outbox = list(requests), Recorder()
+
+    def fill(_: int) -> None:
+        while later:
+            try:
+                submit(engine, outbox, later[0])
+            except QueueFullError:
+                return
+            del later[0]
+
+    engine = make_engine(blocks=12, max_waiting=2, on_step=fill)
+    fill(0)
+    run_until_idle(engine)
+    assert engine.stats.scheduler.preemptions > 0
+    for request in requests:
+        assert [outbox.result(request.request_id, 0)] == alone(request)
+
+
 @pytest.mark.parametrize("kind", ["error", "raise", "raise_step", "nan"])
 @pytest.mark.parametrize("after", [0, 3])
 def test_only_the_guilty_fails(kind: Any, after: int) -> None:

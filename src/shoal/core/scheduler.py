@@ -39,8 +39,9 @@ SCORE_BUDGET = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """max_num_seqs: running at once. token_budget: rows per step. max_waiting: completions that may wait.
+    """max_num_seqs: running at once. token_budget: rows per step.
 
+    max_waiting: completions that may wait when another is added; None where somebody before the scheduler sees to that.
     score_budget: rows of prompts to be scored per step; each takes as much memory for logits as one that samples.
     watermark: part of the pool that admissions leave free for those running to grow into.
     priority_ageing: seconds of waiting that are worth a level of priority; None is never.
@@ -48,7 +49,7 @@ class SchedulerConfig:
 
     max_num_seqs: int = 64
     token_budget: int = 512
-    max_waiting: int = 1024
+    max_waiting: int | None = 1024
     policy: str = "fcfs"
     prefix_caching: bool = True
     watermark: float = 0.01
@@ -58,6 +59,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "token_budget", "max_waiting", "score_budget"):
             value = getattr(self, name)
+            if name == "max_waiting" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(name, f"must be a positive integer, got {value!r}")
         if self.policy not in POLICIES:
@@ -138,10 +141,11 @@ class Scheduler:
             raise InvalidRequestError(
                 "max_tokens", f"{longest} tokens can never fit the KV cache of {room}; ask for less or raise kv_tokens"
             )
-        if count > self._config.max_waiting:
-            raise InvalidRequestError("n", f"the queue holds {self._config.max_waiting} completions, got {count}")
-        if len(self._waiting) + count > self._config.max_waiting:
-            raise QueueFullError(self._config.max_waiting)
+        limit = self._config.max_waiting
+        if limit is not None and count > limit:
+            raise InvalidRequestError("n", f"the queue holds {limit} completions, got {count}")
+        if limit is not None and len(self._waiting) + count > limit:
+            raise QueueFullError(limit)
         shared = self._config.prefix_caching
         salt: Hashable = ("salt", request.cache_salt) if shared else ("request", request.request_id)
         sequences = []

@@ -28,7 +28,9 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         token_budget=config.token_budget,
-        max_waiting=config.max_waiting,
+        # The inbox keeps the limit, by what it last heard: meanwhile a preemption may have made the queue longer, and
+        # what was taken in is not to be refused any more.
+        max_waiting=None,
         policy=config.policy,
         priority_ageing=config.priority_ageing or None,
         prefix_caching=config.prefix_caching,
