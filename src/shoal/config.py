@@ -103,6 +103,7 @@ class ServerConfig:
     allowed_hosts: names by which it may be addressed beside the loopback's; "*" is any. On a loopback address, without
         keys, no others are served.
     share_cache: whether API keys may find each other's cached prefixes.
+    otlp_endpoint: address of an OpenTelemetry collector that gets a trace of every request, by OTLP over HTTP.
     log_prompts: whether prompts and answers stand in the log.
     """
 
@@ -121,6 +122,7 @@ class ServerConfig:
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     share_cache: bool = False
+    otlp_endpoint: str | None = None
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
@@ -140,6 +142,8 @@ class ServerConfig:
         for origin in self.cors_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):
                 raise ConfigError("cors_origins", f"must be like https://example.com, or '*', got {origin!r}")
+        if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.otlp_endpoint):
+            raise ConfigError("otlp_endpoint", f"must be like http://localhost:4318, got {self.otlp_endpoint!r}")
         for host in self.allowed_hosts:
             if not re.fullmatch(r"\*|[A-Za-z0-9._:-]+", host):
                 raise ConfigError("allowed_hosts", f"must be a name without scheme and path, got {host!r}")

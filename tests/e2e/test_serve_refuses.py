@@ -74,6 +74,7 @@ def test_a_broken_model(tmp_path: Path) -> None:
         ("--max-connections", "0"),
         ("--cors-origin", "example.com"),
         ("--allowed-host", "http://example.com/"),
+        ("--otlp-endpoint", "localhost:4317"),
     ],
 )
 def test_a_bad_flag(flag: str, value: str) -> None:

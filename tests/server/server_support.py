@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 from engine_support import make_loaded
 from pydantic import BaseModel
+from starlette.types import ASGIApp
 
 from shoal.config import ServerConfig
 from shoal.engine.start import start_engine
@@ -96,6 +97,7 @@ async def serving(
     server: ServerConfig = ServerConfig(max_body_bytes=1 << 20),  # noqa: B008  # frozen
     keys: Iterable[ApiKey] = (),
     clock: Callable[[], float] = time.monotonic,
+    traced: Callable[[ASGIApp], ASGIApp] | None = None,
     **options: Any,
 ) -> AsyncIterator[Client]:
     """A server over ``make_loaded(**options)``; at its end every block must be free."""
@@ -104,7 +106,7 @@ async def serving(
     service = Service(version="0.0.0", clock=lambda: float(NOW))
     served = ServedModel.of(loaded, engine, name=NAME, created=NOW, version="0.0.0")
     service.open(served)
-    app = make_app(service, server, keys=keys, clock=clock, logger=logging.getLogger("shoal.requests"))
+    app = make_app(service, server, keys=keys, clock=clock, traced=traced, logger=logging.getLogger("shoal.requests"))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:

@@ -98,6 +98,13 @@ def serve(
     log_prompts: Annotated[
         bool, _option("Prompts and answers in those lines too.", "--log-prompts/--no-log-prompts")
     ] = _DEFAULTS.log_prompts,
+    otlp_endpoint: Annotated[
+        str | None,
+        _option(
+            "Send OpenTelemetry traces to this collector, as http://localhost:4318; needs the extra shoal[otel]. No "
+            "prompts are in them."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Tell the address and the options as a line of JSON on standard output.")
     ] = False,
@@ -128,6 +135,7 @@ def serve(
             cors_origins=tuple(cors_origin or ()),
             allowed_hosts=tuple(allowed_host or ()),
             share_cache=share_cache,
+            otlp_endpoint=otlp_endpoint,
             log_prompts=log_prompts,
         )
         keys = _keys(api_keys, os.environ.get("SHOAL_API_KEYS", ""), engine.policy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
@@ -56,7 +56,7 @@ class Answering:
         keep, created = self._config.log_prompts, int(self._service.clock())
         answer = Answer(work, stream, id=secrets.token_hex(12), created=created, keep_texts=keep)
         request.state.generated = Generated(
-            answer.tally, body.user, body.metadata, _asked(body) if keep else None, answer.texts
+            tally=answer.tally, body=body, model=work.served.name, id=answer.id, texts=answer.texts
         )
         limit = TimeLimit(self._config.request_timeout)
         try:
@@ -68,7 +68,3 @@ class Answering:
             await stream.aclose()
             raise
         return EventStream(first, events, stream.aclose)
-
-
-def _asked(body: Generation) -> Any:
-    return body.messages if isinstance(body, ChatRequest) else getattr(body, "prompt", None)

@@ -62,10 +62,12 @@ def make_app(
     logger: logging.Logger,
     keys: Iterable[ApiKey] = (),
     clock: Callable[[], float] = time.monotonic,
+    traced: Callable[[ASGIApp], ASGIApp] | None = None,
 ) -> ASGIApp:
     """The application over a service.
 
     logger: gets a record for every request, at the level INFO. keys: without any, everybody may use the server.
+    traced: makes a middleware that traces requests.
     """
     app = FastAPIOffline(
         title="Shoal",
@@ -94,6 +96,8 @@ def make_app(
             allow_headers=("*",),
             expose_headers=("x-request-id", "retry-after"),
         )
+    if traced is not None:
+        guarded = traced(guarded)
     # Around everything, so that the answer to a bug has an id too.
     return RequestLog(SlowReaders(guarded, config.write_timeout), logger, metrics)
 

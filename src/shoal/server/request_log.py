@@ -22,23 +22,27 @@ from shoal.server.access.caller import Lease
 from shoal.server.answers.usage import Tally
 from shoal.server.json_log import FIELDS
 from shoal.server.metrics import Metrics
+from shoal.server.requests import ChatRequest, Generation
 
 _ACCEPTED = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _MAX_PATH = 200
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """What a generating request adds to its line; a handler puts it into ``scope["state"]["generated"]``."""
+    """A generating request that was begun; a handler puts it into ``scope["state"]["generated"]``.
+
+    model, id: as the answer names them. texts: of the completions so far, if prompts and answers are to be logged.
+    """
 
     tally: Tally
-    user: str | None
-    metadata: Mapping[str, str] | None
-    asked: Any = None  # the prompt or the messages, and then the texts too, if they are to be logged
+    body: Generation
+    model: str
+    id: str
     texts: Mapping[tuple[str, int], list[str]] | None = None
 
     def facts(self) -> dict[str, Any]:
-        """As they stand in the line."""
+        """What it adds to its line."""
         usage, timings = self.tally.usage(), self.tally.timings()
         found: dict[str, Any] = {
             "prompt_tokens": usage["prompt_tokens"],
@@ -47,12 +51,12 @@ class Generated:
             "ttft_s": timings["ttft_s"],
             "queue_s": timings["queue_s"],
         }
-        if self.user is not None:
-            found["user"] = self.user
-        if self.metadata is not None:
-            found["metadata"] = dict(self.metadata)
+        if self.body.user is not None:
+            found["user"] = self.body.user
+        if self.body.metadata is not None:
+            found["metadata"] = self.body.metadata
         if self.texts is not None:
-            found["prompt"] = self.asked
+            found["prompt"] = getattr(self.body, "messages" if isinstance(self.body, ChatRequest) else "prompt")
             found["answers"] = ["".join(self.texts[name]) for name in sorted(self.texts)]
         return found
 

@@ -61,11 +61,29 @@ def serve(
     """
     service = Service(version=version("shoal"), clock=time.time)
     with (
+        _tracing(config.otlp_endpoint) as traced,
         contextlib.closing(bind(config.host, config.port)) as bound,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         allow_connections(config.max_connections)
-        runner.run(_serve(_Server(config, service, keys), bound, load, on_ready))
+        runner.run(_serve(_Server(config, service, keys, traced), bound, load, on_ready))
+
+
+@contextlib.contextmanager
+def _tracing(endpoint: str | None) -> Iterator[Callable[[ASGIApp], ASGIApp] | None]:
+    """A middleware that sends traces; when this ends, those that are left are sent."""
+    if endpoint is None:
+        yield None
+        return
+    try:
+        from shoal.server.tracing import Tracing, send_traces
+    except ModuleNotFoundError as error:
+        raise ConfigError("otlp_endpoint", f"{error.name} is missing: pip install 'shoal[otel]'") from None
+    provider = send_traces(endpoint)
+    try:
+        yield partial(Tracing, tracer=provider.get_tracer("shoal"))
+    finally:
+        provider.shutdown()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -204,8 +222,14 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig, **more: Any) -> uvicorn.C
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: ServerConfig, service: Service, keys: Iterable[ApiKey]) -> None:
-        app = make_app(service, config, logger=logging.getLogger("shoal.requests"), keys=keys)
+    def __init__(
+        self,
+        config: ServerConfig,
+        service: Service,
+        keys: Iterable[ApiKey],
+        traced: Callable[[ASGIApp], ASGIApp] | None,
+    ) -> None:
+        app = make_app(service, config, logger=logging.getLogger("shoal.requests"), keys=keys, traced=traced)
         super().__init__(
             uvicorn_config(
                 app,

@@ -37,8 +37,9 @@ class Answer:
         self._work = work
         self._stream = stream
         chat = isinstance(work, ChatWork)
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{id}"
         self._envelope = Envelope(
-            id=f"{'chatcmpl' if chat else 'cmpl'}-{id}",
+            id=self.id,
             kind="chat.completion" if chat else "text_completion",
             event_kind="chat.completion.chunk" if chat else "text_completion",
             created=created,

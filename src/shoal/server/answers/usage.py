@@ -22,12 +22,20 @@ class Tally:
         self.prompt_tokens = sum(len(request.prompt_ids) for request in requests)
         self.completion_tokens = 0
         self.timelines: list[RequestTimeline] = []  # of requests that are done
+        self._finishes: dict[tuple[str, int], str] = {}
 
     def add(self, chunk: Chunk) -> None:
         """Take the next chunk."""
         self.completion_tokens += len(chunk.token_ids)
+        if chunk.finish is not None:
+            self._finishes[chunk.request_id, chunk.index] = chunk.finish.value
         if chunk.timeline is not None:
             self.timelines.append(chunk.timeline)
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of the completions that are done, in the order in which they ended."""
+        return list(self._finishes.values())
 
     @property
     def cached_tokens(self) -> int:
