@@ -49,8 +49,9 @@ fix: $(VENV)/.tools ## apply what the linters and formatters can repair
 	$(BIN)/ruff format .
 	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
 
-docs: $(VENV)/.tools ## write docs/cli.md from the commands' own help
+docs: $(VENV)/.tools ## write docs/cli.md from the commands' own help, and the dashboard in deploy/
 	$(BIN)/python scripts/cli_reference.py
+	$(BIN)/python scripts/grafana_dashboard.py
 
 peers: $(VENV)/.tools ## compare with other engines, installed in build/peers (slow, gigabytes)
 	$(BIN)/python benchmarks/peers/compare.py $(ARGS)

@@ -6,13 +6,9 @@ import re
 from pathlib import Path
 
 from doc_pages import DOCS, ROOT, Page
-from engine_support import make_loaded
 
-from shoal import LLM
-from shoal.server.metrics import Metrics
 from shoal.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from shoal.server.responses import Timings
-from shoal.server.service import ServedModel, Service
 
 PAGE = Page(DOCS / "api.md")
 
@@ -54,15 +50,3 @@ def test_every_code_is_listed() -> None:
     raised = set(re.findall(r'code="([a-z_]+)"', sources)) | set(re.findall(r'TOO_LONG = "([a-z_]+)"', sources))
     listed = set(re.findall(r"`([a-z]+_[a-z_]+)`", section("Errors"))) - {"max_body_bytes"}
     assert listed == raised
-
-
-def test_every_metric_is_listed() -> None:
-    service = Service(version="0", clock=lambda: 0.0)
-    with LLM.from_loaded(make_loaded()) as llm:
-        service.open(
-            ServedModel.of(llm.model, llm._engine, name="fake", created=0, version="0")  # what the server does
-        )
-        text = Metrics(service).render().decode()
-    kinds = dict(re.findall(r"^# TYPE shoal_(\S+) (\S+)$", text, re.MULTILINE))
-    made = {name for name in kinds if not name.endswith("_created")}
-    assert set(re.findall(r"`([a-z_]+)`", first_cells(section("Metrics")))) == made

@@ -21,7 +21,7 @@ async def scrape(client: Client) -> Samples:
     assert answer.headers["content-type"].startswith("text/plain")
     found: Samples = {}
     for family in text_string_to_metric_families(answer.text):
-        assert family.name.startswith("shoal_")
+        assert family.name.startswith(("shoal_", "process_"))
         assert family.documentation
         for sample in family.samples:
             found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
@@ -39,7 +39,8 @@ def total(samples: Samples, name: str) -> float:
 def test_at_the_beginning_everything_is_there_and_zero() -> None:
     async def play(client: Client) -> None:
         samples = await scrape(client)
-        assert value(samples, "ready") == 1
+        assert value(samples, "ready") == value(samples, "info", version="0.0.0", model="fake") == 1
+        assert samples["process_resident_memory_bytes", ()] > 0
         for name in ("generated_tokens_total", "prompt_tokens_total", "steps_total", "request_seconds_count"):
             assert value(samples, name) == 0
         assert value(samples, "kv_blocks") == 128

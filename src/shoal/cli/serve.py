@@ -14,6 +14,7 @@ import typer
 from shoal.cli.console import note
 from shoal.cli.loading import fetch_if_missing
 from shoal.cli.options import DEFAULT_MODEL, Model, bad_flag, takes_engine_options
+from shoal.cli.service_manager import tell_ready
 from shoal.config import EngineConfig, ServerConfig
 from shoal.errors import ConfigError, ModelError
 
@@ -157,6 +158,7 @@ def serve(
             sys.stdout.flush()
         else:
             note(_banner(loaded, served, address, config))
+        tell_ready(os.environ)
 
     try:
         run_server(config, load, ready, keys)

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from shoal.engine.engine import SIZE_BOUNDS, EngineStats
@@ -66,6 +73,7 @@ class Metrics:
             )
         }
         self._registry.register(_EngineCollector(service))
+        ProcessCollector(registry=self._registry)  # CPU time, memory and open files, under their usual names
 
     def observe(self, path: str, status: int | None, *, complete: bool) -> None:
         """A request has ended."""
@@ -116,6 +124,9 @@ class _EngineCollector:
         stats = self._service.stats
         if stats is None:
             return
+        info = GaugeMetricFamily("shoal_info", "What runs here; always 1.", labels=["version", "model"])
+        info.add_metric([self._service.version, self._service.served_name or ""], 1.0)
+        yield info
         scheduler = stats.scheduler
         gauges = (
             ("completions_running", "Completions that run.", scheduler.running),

@@ -144,6 +144,11 @@ class Service:
         return self.condition is Condition.READY and self.alive
 
     @property
+    def served_name(self) -> str | None:
+        """The model's id; None while there is no model."""
+        return None if self._served is None else self._served.name
+
+    @property
     def stats(self) -> EngineStats | None:
         """The engine's, as of its last step; None while there is no model."""
         return None if self._served is None else self._served.engine.stats
